@@ -6,6 +6,7 @@ import io
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,20 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import charts, time_data
 from burnish.report.media import UNREADABLE, encoded
 from burnish.report.overview import overview, signature
 from burnish.report.page import web
 from burnish.report.prompts import groups, prompt_table, trained_prompts, walk
 from burnish.report.runs import (
+    by_option,
     configuration,
     differences,
     find_runs,
-    flat,
+    options_of,
     other_rewards,
     run_row,
-    same_but_seed,
     shared_prompts,
 )
 from burnish.report.summary import Summary
@@ -74,7 +75,7 @@ class Board:
     def app(self) -> ASGIApp:
         """The application, for an ASGI server."""
         of_run: dict[str, Callable[[RunFolder, Request], Any]] = {
-            "curves": lambda folder, request: charts(folder, _summary(folder.path)),
+            "curves": lambda folder, request: charts(folder, _asked_rows(_summary(folder.path), request)),
             "prompts": lambda folder, request: (
                 trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
             ),
@@ -83,10 +84,9 @@ class Board:
             "time": lambda folder, request: time_data(folder, _summary(folder.path), _number(request, "update")),
         }
         answers: dict[str, Callable[[Request], Any]] = {
-            "runs": self.runs, "run": self.run, "compare": self.compare,
+            "runs": self.runs, "options": self.options, "run": self.run, "compare": self.compare,
             **{name: partial(self.answer, answer) for name, answer in of_run.items()},
         }  # fmt: skip
-
         files = (
             ("/", web("board.html"), "text/html"), ("/board.js", web(), "text/javascript"),
             ("/board.css", web("board.css"), "text/css"), ("/icon.svg", web("icon.svg"), "image/svg+xml"),
@@ -103,7 +103,7 @@ class Board:
                 Route("/media", self.media),
                 *(Route(f"/api/{name}", partial(_json, answer)) for name, answer in answers.items()),
             ],
-            exception_handlers={HTTPException: _refused, UserError: _wrong},
+            exception_handlers={HTTPException: _wrong, UserError: _wrong},
             middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
         )
 
@@ -111,6 +111,11 @@ class Board:
         rows = [run_row(name, path) for name, path in self._runs.items()]
         rows.sort(key=lambda row: (row["state"] != "running", -row["changed"]))
         return {"folder": str(self.root), "runs": rows}
+
+    def options(self, request: Request) -> Any:
+        """The options of all runs, for filters, groups and sweeps."""
+        runs = {name: options_of(RunFolder(path)) for name, path in self._runs.items()}
+        return {"runs": list(runs), "values": dict(by_option(runs.values()))}
 
     def run(self, request: Request) -> Any:
         name, folder = self._asked(request)
@@ -127,14 +132,13 @@ class Board:
         return answer(self._asked(request)[1], request)
 
     def compare(self, request: Request) -> Any:
-        names = list(dict.fromkeys(request.query_params.getlist("run")))
-        paths = {name: path for name, path in self._runs.items() if name in names}
-        known = {name: path for name, path in paths.items() if not configuration(RunFolder(path).config).get("error")}
+        names, runs = dict.fromkeys(request.query_params.getlist("run")), self._runs
         if len(names) > MOST_COMPARED:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
-        if not known:
-            raise HTTPException(404, "no such run")
-        return comparison({name: known[name] for name in names if name in known})
+        folders = {name: RunFolder(runs[name]) for name in names if name in runs}
+        if readable := {name: one for name, one in folders.items() if not configuration(one.config).get("error")}:
+            return comparison(readable)
+        raise HTTPException(404, "no such run")
 
     def media(self, request: Request) -> Response:
         """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
@@ -193,18 +197,26 @@ def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
         return encoded(image.convert("RGB"), quality=85)
 
 
-def comparison(runs: Mapping[str, Path]) -> dict[str, Any]:
+def comparison(folders: Mapping[str, RunFolder]) -> dict[str, Any]:
     """Everything that a page shows of several runs, by name."""
-    folders = {name: RunFolder(path) for name, path in runs.items()}
-    options = {name: flat(configuration(folder.config)) for name, folder in folders.items()}
-    rows = []
-    for name, folder in folders.items():
-        curves = charts(folder, _summary(folder.path), most=POINTS)["charts"]
-        rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
+    options = {name: options_of(folder) for name, folder in folders.items()}
+    curves = {name: charts(folder, _summary(folder.path), most=POINTS) for name, folder in folders.items()}
     return {
-        "runs": rows, "differences": differences(options), "rewards": other_rewards(options),
-        "seeds": same_but_seed(options), "prompts": shared_prompts(list(folders.values())),
+        "runs": [
+            run_row(name, folder.path)
+            | {"curves": [_one_line(chart) for chart in curves[name]["charts"]], "axes": curves[name]["axes"]}
+            for name, folder in folders.items()
+        ],
+        "differences": differences(options), "rewards": other_rewards(options),
+        "prompts": shared_prompts(list(folders.values())),
     }  # fmt: skip
+
+
+def _asked_rows(run: Summary, request: Request) -> Summary:
+    """The run's metrics between two updates, where a request names them."""
+    first, last = _number(request, "from") or 0, _number(request, "to")
+    rows = [row for row in run.rows if first <= row[STEP] and (last is None or row[STEP] <= last)]
+    return replace(run, rows=rows)
 
 
 def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,10 +256,6 @@ def _number(request: Request, name: str, *, needed: bool = False) -> int | None:
     return int(text)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for these"
-    return JSONResponse({"error": error.detail}, status_code=error.status_code)
-
-
 async def _wrong(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=422)
+    code, text = (error.status_code, error.detail) if isinstance(error, HTTPException) else (422, str(error))
+    return JSONResponse({"error": text}, code)

@@ -168,7 +168,7 @@ def compare(first: str, others: Sequence[str]) -> int:
         first (RUN): folder of a run
         others (RUN): folders of others
     """
-    from burnish.report.runs import configuration, differences, flat, other_rewards
+    from burnish.report.runs import configuration, differences, options_of, other_rewards
     from burnish.report.summary import Summary
 
     names = list(dict.fromkeys([first, *others]))
@@ -188,7 +188,7 @@ def compare(first: str, others: Sequence[str]) -> int:
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
         rows.append([measure.title, *(f"{measure.show(before)} → {measure.show(after)}" for before, after in values)])
     terminal.table(("", *names), rows)
-    configurations = {name: flat(configuration(folder.config)) for name, folder in zip(names, folders, strict=True)}
+    configurations = {name: options_of(folder) for name, folder in zip(names, folders, strict=True)}
     if warning := other_rewards(configurations):
         terminal.say((f"\n{warning}", "yellow"))
     changed = differences(configurations)

@@ -18,7 +18,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import curves_picture
 from burnish.report.media import png, sheet
 from burnish.report.overview import CHOSEN, glimpse, numbers
-from burnish.report.samples import cut, newest_samples
+from burnish.report.samples import cut, newest, read_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
@@ -168,7 +168,7 @@ def _head(folder: RunFolder, run: Summary, weights: Weights) -> str:
 
 def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
     """What the model makes of what, as the hub names it; None where that isn't known."""
-    sample = next(iter(newest_samples(folder).values()), None)
+    sample = next(iter(newest(folder, read_samples).values()), None)
     if sample is None or run.judges:
         return None
     if sample.response is not None:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
@@ -62,11 +63,8 @@ EXPLAINED = {  # the first pattern that matches
     "actor/reward_pull": "pull of the policy by the surrogate reward",
     "fake/loss": "flow matching of what the policy draws",
     "surrogate/*frac": "fraction of samples that teach the surrogate no more",
-    "fake/*": "",
-    "surrogate/*": "",
     "actor/entropy": "policy entropy: near 0 there is no exploration",
     "actor/kl_coef": "coefficient of the KL in the reward",
-    "actor/*": "",
     "critic/rewards/zero_std_ratio": "fraction of prompts whose samples all have the same reward: no training signal",
     "critic/rewards/std": "std of rewards over the samples",
     "critic/rewards/std_mean": "std of rewards within a prompt: 0 means no training signal",
@@ -105,6 +103,11 @@ EXPLAINED = {  # the first pattern that matches
     "rollout_corr/logprob_abs_diff*": "difference between the log-probs of sampler and trainer",
     "rollout_corr/kl": "KL between sampler and trainer",
     "rollout_corr/*": "importance correction between sampler and trainer",
+    "perf/throughput": "images or tokens per second and device",
+    "perf/mfu/*": "model FLOPs utilisation, as a fraction of the GPU's peak",
+    "pipeline/staleness/*": "updates between the weights that sampled and those that are trained",
+    "pipeline/idle_share/*": "fraction of the time in which it waited",
+    "pipeline/dropped_batches": "batches that were too old to be trained on",
 }
 
 
@@ -120,7 +123,7 @@ _TIMELINE = TypeAdapter(Timeline)
 
 
 def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[str, Any]:
-    """Charts in order; ``most`` points of a line."""
+    """Charts in order, and along what they can be drawn; ``most`` points of a line."""
     listed = list(_validation(folder, run, most))
     rewards = points_of(run, "critic/rewards/mean")
     shown = {"critic/rewards/mean", *map(trained_key, run.measures())}
@@ -135,18 +138,16 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[
         elif (key := tuple(points)) in alike:  # a metric under several names is one chart
             alike[key]["also"].append(name)
         else:
-            note = next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
-            line = series("training", "training", points, most=most)
-            alike[key] = {"title": name, "part": _part(name), "note": note, "also": [], "series": [line]}
+            part = next((title for start, title in SECTIONS.items() if name.startswith(start)), REST)
+            alike[key] = {
+                "title": name, "part": MEMORY if "memory" in name or "_gb" in name else part, "also": [],
+                "note": next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), ""),
+                "series": [series("training", "training", points, most=most)],
+            }  # fmt: skip
     listed += alike.values()
     listed.sort(key=lambda chart: ORDER.index(chart["part"]))
-    return {"last": run.updates, "charts": listed, "constant": constant}
-
-
-def _part(name: str) -> str:
-    if "memory" in name or "_gb" in name:
-        return MEMORY
-    return next((title for start, title in SECTIONS.items() if name.startswith(start)), REST)
+    used = zip(("update", "samples", "seconds"), zip(*chosen(run.used, most), strict=True), strict=False)
+    return {"last": run.updates, "charts": listed, "constant": constant, "axes": dict(used)}
 
 
 def trained_key(measure: Measure) -> str:
@@ -181,11 +182,12 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
             chart["reference"] = {"name": f"untrained, guidance {run.reference['guidance_scale']:g}", "y": reached}
         names = list(dict.fromkeys(name for means in sources.values() for name in means))
         if len(names) > 1:
-            chart["sources"] = []
-            for name in names:
-                own = [(update, *means[name]) for update, means in sources.items() if name in means]
-                values: Points = [(update, value) for update, value, _ in own]
-                chart["sources"].append(series(name, "source", values, [one[2] for one in own], most=most))
+            own = {name: {at: means[name] for at, means in sources.items() if name in means} for name in names}
+            chart["sources"] = [
+                series(name, "source", [(at, value) for at, (value, _) in by_update.items()],
+                       [interval for _, interval in by_update.values()], most=most)
+                for name, by_update in own.items()
+            ]  # fmt: skip
         yield chart
 
 
@@ -206,16 +208,17 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     places = fewer(steps)
     names = sorted({key.removeprefix("timing_s/") for row in rows for key in row if key.startswith("timing_s/")})
     seconds = {name: [row.get(f"timing_s/{name}") or 0.0 for row in rows] for name in names}
-    parts = [name for name in names if name != "step" and "/" not in name]  # those of a phase are not counted twice
-    phases = {name: [short(seconds[name][place]) for place in places] for name in parts}
+    phases = {  # parts of one are not counted twice
+        name: [short(seconds[name][place]) for place in places] for name in names if name != "step" and "/" not in name
+    }
     spans = _read_timeline(folder.timeline)
     updates = sorted(spans)
     wanted = updates[-1] if update is None and updates else update
-    lanes = spans.get(wanted or 0, {})
     return {
         "x": [steps[place][0] for place in places], "step": [short(steps[place][1]) for place in places],
         "phases": phases, "means": {name: short(sum(values) / len(values)) for name, values in seconds.items()},
-        "updates": updates, "update": wanted, "spans": [{"lane": lane, "spans": own} for lane, own in lanes.items()],
+        "updates": updates, "update": wanted,
+        "spans": [{"lane": lane, "spans": own} for lane, own in spans.get(wanted or 0, {}).items()],
     }  # fmt: skip
 
 
@@ -250,13 +253,8 @@ def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
 
 def _draw(axes: Any, chart: dict[str, Any], factor: int) -> None:
     """One chart: training is grey, validation blue with its band, the untrained model with guidance a dashed line."""
-    nan = float("nan")
     for line in chart["series"]:
-        of = {
-            name: [nan if y is None else y * factor for y in line[name]]
-            for name in ("y", "low", "high")
-            if name in line
-        }
+        of = {name: factor * np.array(line[name], float) for name in ("y", "low", "high") if name in line}
         look: dict[str, Any] = {"color": GREY, "linewidth": 1}
         if line["style"] == "validation":
             look = {"color": tuple(value / 255 for value in RIGHT), "linewidth": 1.8, "marker": "o", "markersize": 3.5}
@@ -264,6 +262,6 @@ def _draw(axes: Any, chart: dict[str, Any], factor: int) -> None:
         if "low" in of:
             axes.fill_between(line["x"], of["low"], of["high"], color=look["color"], alpha=0.18, linewidth=0)
     if (reference := chart.get("reference")) is not None:
-        colour = tuple(value / 255 for value in WRONG)
-        axes.axhline(reference["y"] * factor, color=colour, linewidth=1, linestyle="--", label=reference["name"])
+        look = {"color": tuple(value / 255 for value in WRONG), "linewidth": 1, "linestyle": "--"}
+        axes.axhline(reference["y"] * factor, label=reference["name"], **look)
     axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, parse_math=False)

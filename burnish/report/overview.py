@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from burnish.alarms.actions import Action
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.evaluation.records import HEADER, RECORDS, ByTask, Folder, Header, by_task, changes, result_of
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
+from burnish.report.runs import NOTES
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
 from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean
 from burnish.report.summary import Summary, next_steps
@@ -46,11 +46,14 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "verdict": [dict(zip(("kind", "word"), WORDS[kind], strict=True), text=text) for kind, text in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
         "alarms": [
-            *(_alarm(folder, run, raised) for raised in (*run.active, *run.over)), *map(_action, run.actions),
+            *(_alarm(folder, run, raised) for raised in sorted(run.alarms, key=lambda raised: raised.over is not None)),
+            *({
+                "name": f"{one.alarm} acted: {one.kind}".replace("_", " "), "over": False,
+                "texts": [f"Update {one.update}: {one.text}."], "sheets": [], "quotes": [],
+            } for one in run.actions),
         ],
         "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
-        "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
-        "unit": run.words.unit, "validations": folder.validations(),
+        "updates": run.updates, "samples": run.words.samples, "gallery": run.words.gallery,
         "config": folder.config.read_text(encoding="utf-8") if folder.config.is_file() else "",
         "next": [{"what": what, "command": command} for what, command in next_steps(folder, run)],
     }  # fmt: skip
@@ -82,8 +85,12 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     texts = [f"Update {raised.update}: {text}{'' if text.endswith('.') else '.'}"]
     if raised.over is not None:
         texts.append(f"Over since update {raised.over}.")
-    elif raised.kind == "drift" and raised.update < run.updates:
-        texts += _drift_now(run, raised)
+    elif raised.kind == "drift" and raised.update < run.updates and raised.before is not None and raised.spread:
+        values = [value for row in run.rows if row[STEP] and (value := number(row, raised.metric)) is not None]
+        if values:
+            now = mean(values[-LAST:])
+            far = f"{abs(now - raised.before) / raised.spread:.1f} standard deviations from the start"
+            texts.append(f"By update {run.updates} it is {amount(now)}, {far}.")
     return {
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
@@ -93,38 +100,22 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _action(action: Action) -> dict[str, Any]:
-    """What an alarm did, as a card beside those of alarms."""
-    name = f"{action.alarm.replace('_', ' ')} acted: {action.kind.replace('_', ' ')}"
-    texts = [f"Update {action.update}: {action.text}."]
-    return {"name": name, "texts": texts, "over": False, "sheets": [], "quotes": []}
-
-
-def _drift_now(run: Summary, raised: Raised) -> list[str]:
-    """Where the mean of a statistic is by the last updates."""
-    rows = [row for row in run.rows if row[STEP] > 0]
-    values = [value for row in rows if (value := number(row, raised.metric)) is not None][-LAST:]
-    if not values or raised.before is None or not raised.spread:
-        return []
-    spreads = abs(mean(values) - raised.before) / raised.spread
-    return [f"By update {run.updates} it is {amount(mean(values))}, {spreads:.1f} standard deviations from the start."]
-
-
 def signature(folder: RunFolder) -> str:
     """Changes whenever something of a run that is shown has changed."""
     files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.alarms, folder.path / "validation"]
     newest = max(folder.validations(), default=0)
     files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json", folder.alarms_actions]
+    files.append(folder.path / NOTES)
     return "-".join(f"{value:x}" for value in stamp(*files))
 
 
 def numbers(run: Summary) -> dict[str, Any]:
     """The table of measures before and after, the watched statistics apart; ``why`` says why there is none."""
     last = run.after or run.before
-    if last is None and any(row.get("val-aux/missing") == 1 for row in run.rows):
-        return {"why": "No reward of any validation could be computed, so there is nothing to compare."}
     if last is None:
-        return {"why": "There is no validation yet, so there is nothing to compare."}
+        failed = any(row.get("val-aux/missing") == 1 for row in run.rows)
+        why = "No reward of any validation could be computed" if failed else "There is no validation yet"
+        return {"why": f"{why}, so there is nothing to compare."}
     heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
@@ -218,14 +209,11 @@ def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
         outside = any(leads_out(place / name, folder.path) for name in (HEADER, RECORDS))
         if place.parents[1].name.isdecimal() and not outside:
             places[place.name][int(place.parents[1].name)] = place
-    tables = []
-    for _, by_update in sorted(places.items()):
-        updates = chosen(list(by_update), MOST_SCORED)
-        read = {update: one for update in updates if (one := _read(by_update[update]))}
-        if read:
-            last = read[max(read)]
-            tables.append(_table({update: one for update, one in read.items() if one.key == last.key}))
-    return tables
+    suites = [
+        {update: one for update in chosen(list(by_update), MOST_SCORED) if (one := _read(by_update[update]))}
+        for _, by_update in sorted(places.items())
+    ]
+    return [_table(evaluations) for evaluations in suites if evaluations]
 
 
 @cached(lambda place: stamp(place / HEADER, place / RECORDS))
@@ -238,9 +226,12 @@ def _read(place: Path) -> Evaluation | None:
         return None
 
 
-def _table(by_update: Mapping[int, Evaluation]) -> dict[str, Any]:
+def _table(evaluations: Mapping[int, Evaluation]) -> dict[str, Any]:
+    """Those that can be compared with the last one."""
+    last = evaluations[max(evaluations)]
+    by_update = {update: one for update, one in evaluations.items() if one.key == last.key}
     ends = sorted({min(by_update), max(by_update)})
-    header, sides = by_update[ends[-1]].header, [by_update[update] for update in ends]
+    header, sides = last.header, [by_update[update] for update in ends]
     values = [one.result["overall"] for one in by_update.values()]
     intervals = [None if value["low"] is None else (value["low"], value["high"]) for value in values]
     points = [(update, value["value"]) for update, value in zip(by_update, values, strict=True)]

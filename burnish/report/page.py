@@ -25,7 +25,8 @@ from burnish.utils.disk import write_atomically
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = (
-    "base", "chart", "media", "overview", "curves", "gallery", "prompts", "groups", "time", "compare", "runs", "main",
+    "base", "chart", "media", "overview", "curves", "gallery", "prompts", "groups", "time", "compare", "runs", "sweep",
+    "main",
 )  # fmt: skip
 POINTS = 200  # of a curve
 BETWEEN = 6  # validations between the first and the last one whose samples are in the file

@@ -17,8 +17,8 @@ from burnish.report.samples import (
     TokenFields,
     chosen,
     cut,
-    newest_samples,
-    prompt_texts,
+    newest,
+    read_prompts,
     read_samples,
     read_scores,
     relative,
@@ -78,13 +78,13 @@ def prompt_table(folder: RunFolder) -> dict[str, Any]:
         (update, index, score.source, [score.reward])
         for update in updates for (index, _), score in sorted(read_scores(folder.validation(update)).items())
     )  # fmt: skip
-    texts = prompt_texts(folder)
+    texts = newest(folder, read_prompts)
     rows = [
         row | {"index": index, "prompt": cut(texts.get(index, {}).get("prompt", ""), LABEL)}
         | {"answer": cut(texts.get(index, {}).get("answer"), LABEL)}
         for index, row in sorted(_rows(scored).items())
     ]  # fmt: skip
-    return {"updates": updates, "prompts": rows, "kept": sorted({index for index, _ in newest_samples(folder)})}
+    return {"updates": updates, "prompts": rows, "kept": sorted({index for index, _ in newest(folder, read_samples)})}
 
 
 def trained_prompts(folder: RunFolder) -> dict[str, Any]:
@@ -141,12 +141,12 @@ def _alike(value: float, other: float) -> bool:
 
 def walk(folder: RunFolder, index: int, updates: Sequence[int] | None = None) -> dict[str, Any]:
     """The samples of a validation prompt at some updates, or at all, made with the same noise."""
-    shown, prompt = [], {}
-    for update in chosen(folder.validations()) if updates is None else updates:
-        if own := of_prompt(folder, update, index):
-            shown.append({"update": update, "samples": [sample_data(folder, sample) for sample in own]})
-            prompt = prompt_data(folder, own[0])
-    return {"index": index, "updates": shown} | prompt
+    asked = chosen(folder.validations()) if updates is None else updates
+    kept = {update: own for update in asked if (own := of_prompt(folder, update, index))}
+    shown = [
+        {"update": update, "samples": [sample_data(folder, sample) for sample in own]} for update, own in kept.items()
+    ]
+    return {"index": index, "updates": shown} | (prompt_data(folder, kept[max(kept)][0]) if kept else {})
 
 
 def of_prompt(folder: RunFolder, update: int, index: int) -> list[Sample]:
@@ -181,15 +181,14 @@ def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     updates = sorted(recorded)
     wanted = updates[-1] if update is None and updates else update
     kept = {} if wanted is None else _kept(folder, wanted)
-    shown = []
-    for group in recorded.get(wanted or 0, []):
-        samples = [
+    shown = [
+        {"prompt": cut(group.prompt, LABEL * 5), "source": group.source, "samples": [
             {"sample": number, "reward": reward, "advantage": advantage} | kept.get((group.uid, number), {})
             for number, reward, advantage in zip(group.samples, group.rewards, group.advantages, strict=False)
-        ]
-        shown.append({"prompt": cut(group.prompt, LABEL * 5), "source": group.source, "samples": samples})
-    places = folder.samples.iterdir() if folder.samples.is_dir() else ()
-    with_files = sorted({int(place.name[:6]) for place in places if place.name[:6].isdecimal()})
+        ]}
+        for group in recorded.get(wanted or 0, [])
+    ]  # fmt: skip
+    with_files = sorted({int(place.name[:6]) for place in folder.samples.glob("[0-9]" * 6 + "*")})
     return {"updates": updates, "update": wanted, "groups": shown, "kept": with_files}
 
 
@@ -202,7 +201,7 @@ def _read_groups(file: Path) -> dict[int, list[Group]]:
 def _kept(folder: RunFolder, update: int) -> dict[tuple[str, int], dict[str, Any]]:
     """Of the samples that were kept as files: what each shows or says, by prompt and number."""
     samples = {}
-    for place in sorted(folder.samples.glob(f"{update:06d}-*")) if folder.samples.is_dir() else ():
+    for place in sorted(folder.samples.glob(f"{update:06d}-*")):
         for one in read_records(place / RECORDS, _KEPT, folder.path) if not place.is_symlink() else ():
             data: dict[str, Any] = {"note": cut(one.note or "", NOTE), "components": shorts(one.components or {})}
             if one.response is not None:

@@ -7,20 +7,20 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.yaml_text import parse
-from burnish.report.samples import cut, prompt_texts, read_samples, relative, series
+from burnish.report.samples import cut, newest, read_prompts, read_samples, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
 from burnish.utils.reading import read_text
-from burnish.utils.records import cached, is_number, stamp
+from burnish.utils.records import cached, is_number, leads_out, stamp
 
 LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
@@ -31,10 +31,11 @@ WITHIN = {
     "alarms", "trackers",
 }  # fmt: skip
 TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.]+(?:[eE][+-]?[0-9]+)?)')
-SAME = {"seed", "output_dir", "resume"}  # options that runs of one configuration may differ in
+REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
+NOTES, MOST_NOTED = "notes.md", 2000  # what a person wrote about a run, and characters of it that are shown
 NONE = type(None)
 OPTIONS: dict[str, tuple[type, ...]] = {  # that a report reads, with their types
     "model.path": (str,), "data.train_batch_size": (int,), "rollout.n": (int,), "algorithm.name": (str,),
@@ -111,7 +112,15 @@ def run_row(name: str, path: Path) -> dict[str, Any]:
         "validation": series("validation", "validation", rewards, most=40), "seconds": progress["seconds"],
         "changed": max(stamp(folder.metrics)[0], stamp(folder.config)[0]) / 1e9,
         "error": config.get("error", ""), "lr": rate if is_number(rate) else None, "thumbnail": _thumbnail(folder),
+        "notes": _notes(path / NOTES),
     }  # fmt: skip
+
+
+@cached(stamp, MOST_RUNS)
+def _notes(file: Path) -> str:
+    """What somebody wrote into the folder of a run, with tags such as #baseline; no command writes this file."""
+    readable = file.is_file() and not leads_out(file, file.parent)
+    return cut(file.read_text(encoding="utf-8", errors="replace").strip(), MOST_NOTED) or "" if readable else ""
 
 
 def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
@@ -130,11 +139,12 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
 @cached(stamp, MOST_RUNS)
 def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    seconds = sum(value for line in lines for text in TIME.findall(line) if (value := float(text)) < 1e9)
+    content = file.read_bytes() if file.is_file() else b""
+    seconds = sum(value for text in TIME.findall(content) if (value := float(text)) < 1e9)
+    validated = [content[content.rfind(b"\n", 0, one.start()) + 1 : one.end()] for one in REWARDS.finditer(content)]
     rewards: dict[int, float | None] = {}
     updates = 0
-    for line in [*(line for line in lines if b'"val-core/' in line), *lines[-2:]]:  # the last may be half written
+    for line in [*validated, *content.rsplit(b"\n", 3)[-3:]]:  # the last may be half written
         with suppress(ValueError):
             row = parse_json(line)
             if is_row(row) and type(row.get(STEP)) is int:
@@ -174,9 +184,18 @@ def _locked(file: Path, process: int) -> bool:
 # several runs beside each other
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration as text by dotted option."""
+def options_of(folder: RunFolder) -> dict[str, str]:
+    """A run's options as JSON by their dotted names."""
+    config = configuration(folder.config)
     return {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in flattened(config)}
+
+
+def by_option(runs: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, list[str | None] | str | None]]:
+    """Each option with its values by run, None where a run lacks it; a single value where all are alike."""
+    runs = list(runs)
+    for name in dict.fromkeys(name for run in runs for name in run):
+        values = [run.get(name) for run in runs]
+        yield name, [cut(value, LONGEST) for value in values] if len(set(values)) > 1 else cut(values[0], LONGEST)
 
 
 def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -184,12 +203,10 @@ def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]
 
     Of what only some have, such as a reward, options that are unset are left out.
     """
-    differing = []
-    for name in dict.fromkeys(name for run in options.values() for name in run):
-        values = [run.get(name) for run in options.values()]
-        if len(set(values)) > 1 and not (None in values and set(values) - {None} <= UNSET):
-            differing.append({"option": name, "values": [cut(value, LONGEST) for value in values]})
-    return differing
+    return [
+        {"option": name, "values": values} for name, values in by_option(options.values())
+        if isinstance(values, list) and not (None in values and set(values) - {None} <= UNSET)
+    ]  # fmt: skip
 
 
 def other_rewards(options: Mapping[str, Mapping[str, str]]) -> str:
@@ -204,18 +221,9 @@ def other_rewards(options: Mapping[str, Mapping[str, str]]) -> str:
     return f"These runs were trained on different rewards, which can't be compared: {text}."
 
 
-def same_but_seed(options: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
-    """Names of runs, those that differ only in their seed together."""
-    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, run in options.items():
-        key = tuple(sorted((option, value) for option, value in run.items() if option not in SAME))
-        alike.setdefault(key, []).append(name)
-    return list(alike.values())
-
-
 def shared_prompts(folders: Sequence[RunFolder], most: int = 1000) -> list[dict[str, Any]]:
     """Validation prompts that all runs share, by their place in each."""
-    first, *others = [prompt_texts(folder) for folder in folders]
+    first, *others = [newest(folder, read_prompts) for folder in folders]
     return [
         {"index": index, "prompt": cut(prompt["prompt"], 2 * LABEL)} for index, prompt in sorted(first.items())
         if all(other.get(index, {}).get("prompt") == prompt["prompt"] for other in others)

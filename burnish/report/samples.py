@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -96,6 +97,7 @@ class AskedPrompt:
     answer: str | None
 
 
+T = TypeVar("T")
 Samples = Mapping[Place, Sample]
 Scores = Mapping[Place, Score]
 _SAMPLE, _SCORE, _PROMPT = TypeAdapter(Sample), TypeAdapter(Score), TypeAdapter(AskedPrompt)
@@ -121,25 +123,19 @@ def read_scores(validation: Path) -> Scores:
     return {(score.index, score.sample): score for score in records}
 
 
-def newest_samples(folder: RunFolder) -> Samples:
-    """The samples of the newest validation that kept some."""
+def newest(folder: RunFolder, read: Callable[[Path], T]) -> T | dict[Any, Any]:
+    """What the newest validation has of which anything can be read."""
     validations = map(folder.validation, reversed(folder.validations()))
-    return next(filter(None, map(read_samples, validations)), {})
-
-
-def prompt_texts(folder: RunFolder) -> dict[int, dict[str, Any]]:
-    """Text and right answer of the validation prompts, by index, as the newest validation has them."""
-    validations = map(folder.validation, reversed(folder.validations()))
-    return next(filter(None, map(_read_prompts, validations)), {})
+    return next(filter(None, map(read, validations)), {})
 
 
 @cached(lambda validation: stamp(validation / PROMPTS))
-def _read_prompts(validation: Path) -> dict[int, dict[str, Any]]:
+def read_prompts(validation: Path) -> Mapping[int, dict[str, Any]]:
+    """Text and right answer of the prompts of a validation, by index."""
     records = read_records(validation / PROMPTS, _PROMPT, validation.parents[1])
     return {prompt.index: {"prompt": prompt.prompt, "answer": prompt.answer} for prompt in records}
 
 
-T = TypeVar("T")
 MOST_POINTS = 400  # of a curve
 MOST_UPDATES = 200  # validations whose samples are shown
 MOST_SCORED = 50  # validations whose scores are read: for intervals, data sources and the table of prompts
@@ -202,4 +198,8 @@ def series(
     if any(intervals):
         sides = [intervals[row] or (None, None) for row in rows]  # a band goes straight on where there is none
         line |= {"low": [short(low) for low, _ in sides], "high": [short(high) for _, high in sides]}
+    if len(rows) < len(points):  # extremes were kept: a smoothed line goes through the means between their neighbours
+        around = zip([-1, *rows[:-1]], [*rows[1:], len(points)], strict=True)
+        known = [[value for _, value in points[first + 1 : last] if value is not None] for first, last in around]
+        line["mean"] = [short(fmean(values)) if values else None for values in known]
     return line

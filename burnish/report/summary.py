@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.terminal import duration
 
+COMPONENT = re.compile(r"val-aux/.+/([^/]+)/mean@[^/]*")  # a metric of a reward's component
 TITLES = {  # names that are not just capitals
     "bradley_terry": "Bradley-Terry",
     "branch_grpo": "BranchGRPO",
@@ -150,17 +153,25 @@ class Summary:
         trained = [row for row in self.validated if row[STEP] > 0]
         return trained[-1] if trained else None
 
+    @cached_property
+    def used(self) -> list[tuple[int, float, float]]:
+        """By update the samples and the seconds so far, those of validations among them."""
+        samples = accumulate(row.get(self.words.total) or 0 for row in self.rows)
+        seconds = accumulate((row.get("timing_s/step") or 0) + (row.get("timing_s/testing") or 0) for row in self.rows)
+        return list(zip((row[STEP] for row in self.rows), samples, seconds, strict=True))
+
     @property
     def seconds(self) -> float:
         """Time of all updates and of the validations between them."""
-        return sum((row.get("timing_s/step") or 0) + (row.get("timing_s/testing") or 0) for row in self.rows)
+        return self.used[-1][2] if self.used else 0.0
 
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
         measures = [REWARD]
         known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
-        for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
+        names = {found[1] for row in self.validated for key in row if (found := COMPONENT.fullmatch(key))}
+        for name in sorted(names):
             if name in known:
                 measures.append(known[name])
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
@@ -197,7 +208,7 @@ class Summary:
         what = f"LoRA adapters of rank {lora['rank']}" if lora else f"all weights of {self.words.trained}"
         prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
         words = self.words
-        drawn = sum(row.get(words.total) or 0 for row in self.rows)
+        drawn = self.used[-1][1] if self.used else 0
         done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
         begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
         time = duration(self.seconds)
@@ -244,11 +255,6 @@ class Summary:
         """Alarms that are not over."""
         return [raised for raised in self.alarms if raised.over is None]
 
-    @property
-    def over(self) -> list[Raised]:
-        """Alarms that are."""
-        return [raised for raised in self.alarms if raised.over is not None]
-
     def _weighted(self) -> list[str]:
         rewards = self.config.get("rewards") or {}
         return [
@@ -269,11 +275,6 @@ def _read_reference(folder: RunFolder) -> Row | None:
 def algorithm_title(name: str) -> str:
     """An algorithm's name as its paper writes it."""
     return TITLES.get(name) or name.upper().replace("_", "-")
-
-
-def _is_component(key: str) -> bool:
-    parts = key.split("/")
-    return len(parts) >= 4 and parts[0] == "val-aux" and parts[-1].startswith("mean@")
 
 
 def _count(value: float) -> str:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from burnish.config.run_folder import STEP
-from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, VARIETY, Measure
+from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, SPACE, VARIETY, Measure
 from burnish.report.summary import Summary
 
 FEW = "too few prompts were evaluated to tell it from chance"
 MAYBE = "no clear change, as this may be chance"
-SPACE = "\N{NO-BREAK SPACE}"
 FELL_BACK = 0.02  # last validation below the best one by this is reported
 
 Kind = Literal["gained", "kept", "lost", "weigh"]

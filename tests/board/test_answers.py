@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from burnish.config.run_folder import RunFolder
+from burnish.report.samples import series
 from tests.support.boards import ask, board, recorded
 from tests.support.drawing import noise
 from tests.support.evaluations import HEADER_OF, evaluated
@@ -139,11 +140,25 @@ def test_runs_beside_each_other(tmp_path: Path):
     common = "optimizer.schedule=constant"
     for name, more in (("a", ["seed=0"]), ("b", ["seed=1"])):
         run_folder(tmp_path / name, replace(BARE, overrides=(common, *more)))
+    (tmp_path / "a" / "notes.md").write_text(" kept #base\n")
+    (tmp_path / "b" / "notes.md").symlink_to(tmp_path / "a" / "config.yaml")
     with board(tmp_path) as port:
+        assert {row["id"]: row["notes"] for row in ask(port, "/api/runs")[1]["runs"]} == {"a": "kept #base", "b": ""}
+        options = ask(port, "/api/options")[1]
+        assert (options["runs"], options["values"]["seed"]) == (["a", "b"], ["0", "1"])
+        assert options["values"]["optimizer.schedule"] == '"constant"', "what all have is said once"
+        zoomed = ask(port, "/api/curves?run=a&from=3&to=5")[1]
+        assert zoomed["charts"][0]["series"][0]["x"] == [3, 4, 5]
         _, seeds, _ = ask(port, "/api/compare?run=a&run=b")
-        assert seeds["seeds"] == [["a", "b"]]
+        assert [len(run["axes"]["samples"]) for run in seeds["runs"]] == [11, 11]
         assert [row["option"] for row in seeds["differences"]] == ["seed", "output_dir"]
         assert seeds["rewards"] == ""
+
+
+def test_a_curve_with_fewer_points_keeps_its_extremes_and_its_mean():
+    line = series("a", "training", [(update, float(update % 100 == 7)) for update in range(5000)])
+    assert (len(line["x"]) <= 400, line["y"].count(1.0)) == (True, 50)
+    assert sum(line["mean"]) / len(line["mean"]) == pytest.approx(0.01, rel=0.5)
 
 
 def test_suites_before_and_after_have_paired_intervals_and_doubts(tmp_path: Path):

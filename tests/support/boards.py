@@ -10,7 +10,6 @@ from typing import Any
 
 from burnish.commands.serve import HOST, board_server, bound
 from burnish.config.run_folder import RunFolder
-from tests.support.reports import Story, run_folder
 
 EVIL = "\"'></title></style></script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\x1b[31m{{7*7}}"
 SECONDS = 30.0
@@ -41,26 +40,6 @@ def ask(port: int, path: str, *, method: str = "GET", **headers: str) -> tuple[i
     return reply.status, json.loads(content) if about["content-type"] == "application/json" else content, about
 
 
-def scored(folder: RunFolder, prompts: int, samples: int = 4) -> None:
-    """Write the scores of all prompts of every validation: prompt 0 rises most, 1 never does, of 2 all are alike."""
-    updates = [row["training/global_step"] for row in folder.read_metrics() if "val-aux/variety" in row]
-    for update in updates:
-        place, share = folder.validation(update), update / max(updates[-1], 1)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "samples.jsonl").touch()
-        lines, texts = [], []
-        for index in range(prompts):
-            texts.append({"index": index, "prompt": f"prompt number {index}", "answer": None, "source": "default"})
-            for sample in range(samples):
-                luck = 0.05 * ((index * 7 + sample * 3) % 5)
-                rising = {0: 0.1 + 0.85 * share + luck / 5, 1: 0.05 - 0.04 * share + luck / 5, 2: 0.5 + 0.1 * share}
-                reward = rising.get(index, 0.4 + 0.2 * share + luck)
-                source = "odd" if index % 2 else "even"
-                lines.append({"index": index, "sample": sample, "source": source, "reward": reward, "values": {}})
-        (place / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (place / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in texts))
-
-
 def recorded(folder: RunFolder, updates: int) -> None:
     groups, spans = [], []
     for update in range(1, updates + 1):
@@ -71,10 +50,3 @@ def recorded(folder: RunFolder, updates: int) -> None:
         spans.append({"update": update, "lanes": lanes})
     folder.groups.write_text("".join(json.dumps(line) + "\n" for line in groups))
     folder.timeline.write_text("".join(json.dumps(line) + "\n" for line in spans))
-
-
-def long_run(path: Path, updates: int, prompts: int) -> RunFolder:
-    """A run of many updates with a validation at every tenth, without samples."""
-    folder = run_folder(path, Story(updates=updates, steps=updates, guided=False, pictures=False))
-    scored(folder, prompts)
-    return folder

@@ -48,13 +48,11 @@ class Browser:
         """A command of the DevTools protocol on the page."""
         return self._send(method, session=self._session, **parameters)
 
-    def open(self, address: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+    def open(self, address: str, *, width: int = 1200, height: int = 900) -> None:
         """Show an address, in a window of a size."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Page.navigate", url=address)
 
     def ask(self, expression: str) -> Any:

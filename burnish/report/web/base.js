@@ -67,6 +67,29 @@ function ago(changed) {
   return new Date(changed * 1000).toISOString().slice(0, 10);
 }
 
+// Mean and standard deviation, as a sweep's table says it
+function spread(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  const mean = known.reduce((sum, value) => sum + value, 0) / (known.length || 1);
+  const squares = known.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  return { n: known.length, mean: known.length ? mean : null, std: known.length > 1 ? Math.sqrt(squares / (known.length - 1)) : null };
+}
+
+function plusMinus(values) {
+  const { mean, std } = spread(values);
+  return std === null ? number(mean) : `${number(mean)} ± ${number(std)}`;
+}
+
+// Rows as a file for spreadsheets, which take no text of others for a formula
+function csv(rows) {
+  const cell = (value) => {
+    if (value === null || value === undefined) return "";
+    const text = typeof value === "number" ? String(value) : String(value).replace(/^[=+@\-\t\r]/, "'$&");
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return rows.map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+}
+
 function plural(count, one, many) {
   return `${count} ${count === 1 ? one : many || one + "s"}`;
 }
@@ -115,6 +138,15 @@ function choice(label, options, chosen, onchange) {
 function toggle(label, on, onchange) {
   const box = element("input", { type: "checkbox", checked: on, onchange: () => onchange(box.checked) });
   return element("label.toggle", {}, box, label);
+}
+
+// A button that saves a table as a file; nothing is sent anywhere
+function download(name, rows) {
+  return element("button", { type: "button", onclick: () => {
+    const href = URL.createObjectURL(new Blob([csv(rows())], { type: "text/csv" }));
+    element("a", { href, download: `${name.replace(/[^\w.-]+/g, "_")}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 1000);
+  } }, "CSV");
 }
 
 function chips(label, options, chosen, onchange) {

@@ -1,92 +1,82 @@
 "use strict";
-// Runs beside each other: curves with seeds as bands, options in which they differ, the same prompts' samples.
+// Runs beside each other: curves with seeds or values of an option as bands, options in which they differ, the same
+// prompts' samples.
 
-board.views.compare = async function (place, names, remember) {
+board.views.compare = async function (place, state, names) {
   const found = await board.get("compare", { run: names });
-  const groups = found.seeds.map((some) => some.map((name) => found.runs.find((one) => one.id === name)).filter(Boolean));
-  const state = { bands: groups.some((some) => some.length > 1), find: "" };
-  const charts = element("div");
-  const search = element("input", { type: "search", placeholder: "find a metric", "aria-label": "find a metric", oninput: () => { state.find = search.value; draw(); } });
-  const draw = () => compareCharts(charts, found, groups, state);
+  const remember = () => board.keep("compare", names.map((name) => ["run", name]), state);
+  const seeds = bandsOf(found, "seed").length < found.runs.length;
+  const ways = [["run", "none"], ...(seeds ? [["seed", "seeds"]] : []),
+    ...found.differences.filter((row) => !["seed", ...NO_CHOICE].includes(row.option) && new Set(row.values).size < found.runs.length).map((row) => [row.option, row.option])];
+  if (!ways.some(([way]) => way === state.bands)) state.bands = seeds ? "seed" : "run";
+  const each = found.runs.map((run) => endsOf({ last: run.updates, axes: run.axes }));
+  const ends = Object.fromEntries(AXES.map(([name]) => [name, Math.max(...each.map((one) => one[name]))]));
+  const look = chartView(state, ends, remember);
+  const body = element("div"), keys = element("div");
+  const search = element("input", { type: "search", placeholder: "find a metric", value: state.find || "", "aria-label": "find a metric", oninput: () => { state.find = search.value; draw(); } });
+  const wanted = () => {
+    const titles = new Map();
+    for (const run of found.runs) for (const chart of run.curves) if (!titles.has(chart.title)) titles.set(chart.title, { ...chart, also: [] });
+    return [...titles.values()].filter((chart) => `${chart.title} ${chart.part}`.toLowerCase().includes((state.find || "").toLowerCase()));
+  };
+  const make = (chart, view) => ({ ...chart, series: linesOf(chart.title, bandsOf(found, state.bands), view) });
+  const draw = () => {
+    remember();
+    look.painters.clear();
+    fill(keys, runLegend(bandsOf(found, state.bands)));
+    fill(body, sections(wanted(), look, make, (_, i) => i === 0 || Boolean(state.find)));
+  };
   fill(place,
     element("p.crumbs", {}, element("a", { href: "#/" }, "all runs")),
     element("h1", {}, `${plural(found.runs.length, "run")} beside each other`),
-    runLegend(found, groups, state),
+    keys,
     found.rewards ? element("div.warning", {}, element("p", {}, found.rewards)) : null,
-    element("div.tools", {}, search, groups.some((some) => some.length > 1) && toggle("seeds as bands", state.bands, (on) => {
-      state.bands = on;
-      draw();
-      place.querySelector(".runs-legend").replaceWith(runLegend(found, groups, state));
-    })),
-    charts,
+    element("div.tools", {}, search, ways.length > 1 && choice("bands over", ways, state.bands, (way) => { state.bands = way; draw(); }),
+      download("compared-curves", () => chartTable(wanted().map((chart) => make(chart, look.get())), look.get().name))),
+    look.tools, body,
     element("h2", {}, "Differences of the configurations"), differencesTable(found),
     element("h2", {}, "The same prompts"), samePrompts(found));
   draw();
 };
 
+// Runs that are one line of a chart, with its name: each by itself, those that differ in their seed alone, or all of a
+// value of an option
+function bandsOf(found, way) {
+  const bands = new Map(), rows = found.differences.filter((row) => way === "seed" ? !["seed", ...NO_CHOICE].includes(row.option) : row.option === way);
+  found.runs.forEach((run, i) => {
+    const key = way === "run" ? run.id : JSON.stringify(rows.map((row) => row.values[i]));
+    if (!bands.has(key)) bands.set(key, { name: rows.length === 1 && way !== "seed" ? `${way} ${rows[0].values[i] ?? "–"}` : "", runs: [] });
+    bands.get(key).runs.push(run);
+  });
+  return [...bands.values()].map(({ name, runs }, i) => ({ name: name || nameOf(runs), runs, style: `c${i % COLOURS}` }));
+}
+
 function nameOf(some) {
   return some.length > 1 ? `${some[0].name} and ${some.length - 1} more ${some.length > 2 ? "seeds" : "seed"}` : some[0].name;
 }
 
-function runLegend(found, groups, state) {
-  const items = state.bands ? groups.map((some) => [nameOf(some), some[0]]) : found.runs.map((one) => [one.name, one]);
-  return element("ul.legend.runs-legend", {}, items.map(([name, one], i) => element("li", {},
-    element("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }, element(`path.line.c${i % COLOURS}`, { d: "M1 4H21" })),
-    board.frozen ? name : element("a", { href: `#/run?run=${encodeURIComponent(one.id)}` }, name))));
+function runLegend(bands) {
+  return element("ul.legend.runs-legend", {}, bands.map(({ name, runs, style }) => element("li", {},
+    element("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" }, element(`path.line.${style}`, { d: "M1 4H21" })),
+    runs.length > 1 ? element("span", {}, name, element("small", {}, ` ${plural(runs.length, "run")}`)) : element("a", { href: runHash(runs[0].id) }, name))));
 }
 
-function compareCharts(place, found, groups, state) {
-  const wanted = state.find.toLowerCase();
-  const titles = new Map();
-  for (const run of found.runs) for (const chart of run.curves) {
-    if (!titles.has(chart.title)) titles.set(chart.title, { ...chart, also: [] });
-  }
-  const last = Math.max(1, ...found.runs.map((one) => one.updates));
-  const shown = [...titles.values()].filter((chart) => `${chart.title} ${chart.part}`.toLowerCase().includes(wanted));
-  const parts = new Map();
-  for (const chart of shown) {
-    if (!parts.has(chart.part)) parts.set(chart.part, []);
-    parts.get(chart.part).push(chart);
-  }
-  fill(place, [...parts].map(([part, charts], i) => {
-    const box = element("div.charts");
-    for (const chart of charts) {
-      const later = element("div.later");
-      box.appendChild(later);
-      board.lazily(later, () => later.replaceWith(drawChart({ ...chart, series: linesOf(chart.title, found, groups, state) }, last)));
-    }
-    return element("details.part", { open: i === 0 || Boolean(wanted) }, element("summary", {}, part, element("small", {}, ` ${charts.length}`)), box);
-  }));
+function linesOf(title, bands, view) {
+  const lineOf = (run) => {
+    const { line } = run.curves.find((chart) => chart.title === title) || {};
+    return line && along(line, run.axes, view);
+  };
+  return bands.map(({ name, runs, style }) => bandOf(runs.map(lineOf).filter(Boolean), name, style)).filter(Boolean);
 }
 
-function linesOf(title, found, groups, state) {
-  const lineOf = (run) => (run.curves.find((chart) => chart.title === title) || {}).line;
-  if (!state.bands) {
-    return found.runs.map((run, i) => ({ run, i, line: lineOf(run) })).filter((one) => one.line)
-      .map(({ run, i, line }) => ({ ...line, name: run.name, style: `c${i % COLOURS}` }));
-  }
-  return groups.map((some, i) => bandOf(some.map(lineOf).filter(Boolean), nameOf(some), `c${i % COLOURS}`)).filter(Boolean);
-}
-
-// The mean over seeds, with the range from the lowest to the highest
+// The mean over runs, with the range from the lowest to the highest
 function bandOf(lines, name, style) {
   if (!lines.length) return null;
   if (lines.length === 1) return { ...lines[0], name, style };
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const columns = x.map((update) => lines.map((line) => valueAt(line, update)).filter((value) => value !== null));
   const each = (make) => columns.map((values) => (values.length ? make(values) : null));
-  return { name, style, x, y: each((values) => values.reduce((sum, value) => sum + value, 0) / values.length),
-    low: each((values) => Math.min(...values)), high: each((values) => Math.max(...values)) };
-}
-
-// The value at an update, between its neighbours where curves were thinned out differently
-function valueAt(line, update) {
-  const after = line.x.findIndex((at) => at >= update);
-  if (after < 0) return null;
-  if (line.x[after] === update) return line.y[after];
-  if (after === 0 || line.y[after] === null || line.y[after - 1] === null) return null;
-  const share = (update - line.x[after - 1]) / (line.x[after] - line.x[after - 1]);
-  return line.y[after - 1] + share * (line.y[after] - line.y[after - 1]);
+  return { name, style, x, y: each((values) => spread(values).mean), low: each((values) => Math.min(...values)), high: each((values) => Math.max(...values)) };
 }
 
 function differencesTable(found) {

@@ -2,7 +2,7 @@
 // Which view is shown, and following what changes: the address says it, so that it can be kept and sent.
 
 const EVERY = 2000; // milliseconds between looks for something new
-const TABS = [["overview", "Overview"], ["curves", "Curves"], ["gallery", "Gallery"], ["prompts", "Prompts"], ["groups", "Groups"], ["time", "Time and memory"], ["configuration", "Configuration"]];
+const TABS = [["overview", "Overview"], ["curves", "Curves"], ["gallery", "Gallery"], ["prompts", "Prompts"], ["groups", "Groups"], ["time", "System"], ["configuration", "Configuration"]];
 
 board.views.configuration = async function (place, context) {
   fill(place, context.data.config ? element("pre", {}, context.data.config) : element("p", {}, "There is no config.yaml."));
@@ -16,6 +16,8 @@ function asked() {
   return { where, query: new URLSearchParams(query) };
 }
 
+const stateFrom = (query) => Object.fromEntries([...query].filter(([key]) => !["run", "tab"].includes(key)));
+
 async function route() {
   if (location.hash === shownHash) return;
   shownHash = location.hash;
@@ -26,8 +28,8 @@ async function route() {
   try {
     let found = null;
     if (where === "run") found = await showRun(box, query.get("run"), query);
-    else if (where === "compare") found = await board.views.compare(box, query.getAll("run"));
-    else found = await board.views.runs(box, kept);
+    else if (where === "compare") found = await board.views.compare(box, stateFrom(query), query.getAll("run"));
+    else found = await board.views.runs(box, Object.assign(kept, stateFrom(query)));
     if (mine !== current) return;
     follow = found || null;
     document.title = where === "run" ? `${query.get("run")} – Burnish` : "Burnish board";
@@ -46,13 +48,13 @@ async function showRun(place, id, query) {
   const states = {};
   let latest = null;
   const stateOf = (name) => states[name] || (states[name] = {});
-  for (const [key, value] of query) if (!["run", "tab"].includes(key)) stateOf(tab)[key] = value;
+  Object.assign(stateOf(tab), stateFrom(query));
   const panel = element("section", { role: "tabpanel", id: "panel", tabindex: -1 }), head = element("header.top");
   const context = {
     id, get data() { return data; }, get state() { return stateOf(tab); }, keys: {},
     curves: () => fresh("curves"), prompts: () => fresh("prompts"),
     go: (name, values) => { Object.assign(stateOf(name), values); open(name); },
-    remember: () => remember(id, tab, stateOf(tab)),
+    remember: () => board.keep("run", [["run", id], ["tab", tab]], stateOf(tab)),
   };
   const buttons = TABS.map(([name, text]) => element("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "panel", onclick: () => open(name) }, text));
   const bar = element("nav.tabs", { role: "tablist", "aria-label": "views of the run", onkeydown: (event) => {
@@ -84,7 +86,7 @@ async function showRun(place, id, query) {
       if (one === tab) bar.scrollLeft = Math.max(0, buttons[i].offsetLeft - bar.offsetLeft - 24);
     });
     panel.setAttribute("aria-labelledby", `tab-${tab}`);
-    remember(id, tab, stateOf(tab));
+    context.remember();
     return draw();
   };
   runHead(head, data);
@@ -120,15 +122,16 @@ function runHead(head, data) {
     element("p.lead", {}, data.sentence));
 }
 
-function remember(id, tab, state) {
+// What is seen, in the address
+board.keep = function (where, fixed, state) {
   if (board.frozen && !/^(file|https?):$/.test(location.protocol)) return; // inside another page
-  const query = new URLSearchParams({ run: id, tab });
+  const query = new URLSearchParams(fixed);
   for (const [key, value] of Object.entries(state)) if (value !== undefined && value !== "" && typeof value !== "object") query.set(key, value);
-  const hash = `#/run?${query}`;
-  if (!board.frozen && !location.hash.startsWith("#/run") && shownHash !== location.hash) return;
-  shownHash = hash;
-  history.replaceState(null, "", hash);
-}
+  const now = asked(); // a view that ends late says nothing about the next one
+  if (!board.frozen && (now.where !== where || `${now.query.getAll("run")}` !== `${query.getAll("run")}`)) return;
+  shownHash = `#/${where}${`?${query}`.replace(/^\?$/, "")}`;
+  history.replaceState(null, "", shownHash);
+};
 
 async function look() {
   const mine = current;

@@ -4,6 +4,7 @@
 board.views.overview = async function (place, context) {
   const run = context.data;
   fill(place,
+    run.row.notes ? element("p.notes", {}, words(run.row.notes)) : null,
     run.headline ? element("p.headline", {}, run.headline) : null,
     run.warnings.length ? element("div.warning", {}, run.warnings.map((text) => element("p", {}, text))) : null,
     element("div.first", {}, glimpse(context),
@@ -22,8 +23,9 @@ board.views.overview = async function (place, context) {
   const curves = await context.curves();
   const of = (part) => curves.charts.filter((chart) => chart.part === part);
   const shown = of("Validation");
-  fill(context.measures, shown.map((chart) => drawChart(chart, curves.last)));
-  if (context.watched) fill(context.watched, of("Watched statistics").map((chart) => drawChart(chart, curves.last)));
+  const look = plainView(curves.last), box = (chart) => chartBox(look, () => chart);
+  fill(context.measures, shown.map(box));
+  if (context.watched) fill(context.watched, of("Watched statistics").map(box));
   if (shown.some((chart) => chart.series.some((line) => line.low))) {
     context.measures.after(element("p.soft", {}, "Bands: 95 % interval over prompts."));
   }
@@ -67,5 +69,5 @@ function suiteTables(found) {
     element("h3", {}, one.name), element("p.soft", {}, one.note),
     one.doubts.length ? element("div.warning", {}, one.doubts.map((text) => element("p", {}, text))) : null,
     table(one, "sources.suite"),
-    one.series ? element("div.charts", {}, drawChart({ title: `${one.name}, overall`, series: [one.series], also: [] }, found.updates)) : null))];
+    one.series ? element("div.charts", {}, chartBox(plainView(found.updates), () => ({ title: `${one.name}, overall`, series: [one.series], also: [] }))) : null))];
 }

@@ -1,5 +1,5 @@
 "use strict";
-// Where time goes: phases of every update, who did what when during one, and memory.
+// What the machine does: phases of every update, who did what when during one, throughput, queue and memory.
 
 const PHASES = { gen: "sampling", reward: "waiting for rewards", ref: "reference log-probs", old_log_prob: "old log-probs", adv: "advantages",
   update_actor: "policy update", update_weights: "weight sync", testing: "validation", encode: "encoding",
@@ -25,8 +25,16 @@ board.views.time = async function (place, context) {
       context.remember();
       board.views.time(place, context);
     }),
+    drawn(curves, "Throughput and utilisation", "Speed", /^perf\/(?!.*(memory|_gb))/), drawn(curves, "Queue between sampling and training", "Pipeline", /^pipeline\//),
     element("h2", {}, "Memory"), memory(curves));
 };
+
+function drawn(curves, title, part, names) {
+  const charts = curves.charts.filter((chart) => chart.part === part), look = plainView(curves.last);
+  const same = Object.entries(curves.constant).filter(([name]) => names.test(name)).map(([name, value]) => `${name} = ${number(value)}`);
+  return charts.length + same.length ? [element("h2", {}, title), element("div.charts.small", {}, charts.map((chart) => chartBox(look, () => chart))),
+    same.length ? element("p.soft", {}, `The same at every update: ${same.join(", ")}.`) : null] : null;
+}
 
 function averages(found, names, colour) {
   const step = found.means.step;
@@ -97,8 +105,9 @@ function timeline(found, colour, select) {
 function memory(curves) {
   const charts = curves.charts.filter((chart) => chart.part === "Memory");
   if (!charts.length) return element("p.soft", {}, "This run recorded no memory.");
+  const look = plainView(curves.last);
   return element("div", {}, heldTable(curves, charts),
-    element("div.charts.small", {}, charts.filter((chart) => !heldName(chart.title)).map((chart) => drawChart(chart, curves.last))));
+    element("div.charts.small", {}, charts.filter((chart) => !heldName(chart.title)).map((chart) => chartBox(look, () => chart))));
 }
 
 function heldName(name) {
