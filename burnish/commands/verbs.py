@@ -156,6 +156,7 @@ def _number(kind: type[float], least: float, most: float = math.inf) -> Callable
 
 
 VERBS = {
+    "init": Verb("init:init", "Reading the recipes"),
     "train": Verb("launch:train"),
     "eval": Verb("evaluate:evaluate", "Reading what to evaluate"),
     "sample": Verb("sample:sample", "Reading {source}"),
