@@ -23,7 +23,6 @@ class Words:
     trained: str  # what all weights are of
     same: str  # why two samples side by side can be compared
     total: str  # metric that counts samples
-    unit: str  # of throughput
     sample_arguments: str  # of ``burnish sample``, as an example
     measures: tuple[str, ...]  # reward components with a name of their own in reports, the strictest first
     exact: str  # what the strictest measure counts
@@ -36,7 +35,6 @@ PICTURES = Words(
     trained="the transformer",
     same="Each pair of pictures began from the same noise.",
     total="perf/total_num_images",
-    unit="pictures",
     sample_arguments='"a prompt"',
     measures=("ocr_exact", "border_darkness"),
     exact="Pictures whose text is read exactly right",
@@ -47,7 +45,6 @@ CLIPS = replace(
     samples="clips",
     gallery="Clips",
     same="Each pair of clips began from the same noise.",
-    unit="clips",
     exact="Clips whose text is read exactly right",
 )
 SOUNDS = replace(
@@ -56,7 +53,6 @@ SOUNDS = replace(
     samples="sounds",
     gallery="Sounds",
     same="Each pair of sounds began from the same noise.",
-    unit="sounds",
 )
 DRAWN = {"image": PICTURES, "clip": CLIPS, "sound": SOUNDS}  # by what a generator draws
 FILES = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # what files of samples hold
@@ -67,7 +63,6 @@ RESPONSES = Words(
     trained="the network",
     same="Each pair of responses was drawn with the same random numbers.",
     total="perf/total_num_responses",
-    unit="tokens",
     sample_arguments='"a question" --image FILE',
     measures=("exact", "format", "exact_given_format"),
     exact="Questions that are answered right, in the form that was asked for",
