@@ -23,6 +23,7 @@ from burnish.language.model.base import Shown, Video, decoded
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
+from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -110,8 +111,10 @@ class Dialogues(ResponseEngine):
                 continue
             row.episode, observation = begun
             row.observe(observation)
-            if observation.content:
-                row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures) + len(row.videos)
+            row.media = row.prompt.media
+            if observation.content or observation.prompt:
+                if observation.prompt is None:
+                    row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures) + len(row.videos)
                 opening = self._read(observation, partial(self._written, row), row.prompt.uid)
                 if isinstance(opening, str):
                     row.end(opening)
@@ -135,12 +138,11 @@ class Dialogues(ResponseEngine):
         """What an environment says as tokens; or why they can't be had: a picture 300 times as long as it is wide."""
         try:
             return self._said.get((*key, _fingerprint(observation)), encode) if key else encode()
-        except UserError:  # of the template, or of all pictures
-            raise
         except Exception as error:
-            if not (observation.pictures or observation.videos):
+            own = isinstance(error, UserError)  # of the template, or of all pictures
+            if observation.prompt is None and (own or not (observation.pictures or observation.videos)):
                 raise
-            return _reason(ValueError(f"the model's processor can't read what it shows: {error}"))
+            return _reason(ValueError(f"the model can't read what it shows: {error}"))
 
     def _written(self, row: DialogueRow) -> Encoded:
         """A conversation as the template writes it, with pictures and videos behind those of the prompt."""
@@ -195,18 +197,20 @@ class Dialogues(ResponseEngine):
 
     def _next(self, row: DialogueRow, response: Tensor, observation: Observation) -> tuple[bool, Encoded | str]:
         """What is said after a response, or why it can't be read; and whether it is the conversation, written anew."""
-        if self.environment.history == "tokens":
+        if observation.prompt is None and self.environment.history == "tokens":
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             shown = Shown(observation.pictures, list(map(_whole, observation.videos)))
             turn = partial(self.model.turn, end, observation.messages, shown, self.tools)
             return False, self._read(observation, turn, *end)
-        row.chat += observation.messages
+        if observation.prompt is None:
+            row.chat += observation.messages
         whole = self._read(observation, partial(self._written, row))
         before = torch.cat([row.conversation.ids[0], response])
         if (
             isinstance(whole, str)
             or observation.pictures
             or observation.videos
+            or row.prompt.media != row.media
             or not torch.equal(whole.ids[0][: len(before)], before)
         ):
             return True, whole
@@ -297,6 +301,7 @@ class DialogueRow:
     chat: list[dict[str, Any]]  # the same as messages, kept where the template writes it anew for every turn
     episode: Any = None  # None where there is nothing to wait for any more
     opened: int = 0  # pictures and videos of the opening that are the environment's
+    media: tuple[Media, ...] = ()  # those that are the prompt's
     computed: Past = field(default_factory=Past)
     past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew
     mask: list[Tensor] = field(default_factory=list)
@@ -329,6 +334,8 @@ class DialogueRow:
         """Add what the environment said."""
         if observation.content:
             self.said.append((observation.role, observation.words))
+        if observation.prompt is not None:
+            self.prompt, self.chat = observation.prompt, observation.prompt.chat()
         self.pictures += observation.pictures
         self.videos += observation.videos
 
@@ -343,7 +350,8 @@ class DialogueRow:
         if anew:
             self.conversation = after
             self.past.append(self._last)
-            if len(self.pictures) + len(self.videos) == self.opened:  # those of the opening are known
+            own = len(self.pictures) + len(self.videos)
+            if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
                 features = Features(kinds=features.kinds)
             features = placed(features, sum(len(ids) for ids, _ in self.past))
             self.computed = Past()

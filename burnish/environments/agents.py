@@ -1,0 +1,286 @@
+"""Agents with a loop of their own: programs that ask an OpenAI-compatible address, where the policy answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+from pydantic import Field
+
+from burnish.data.conversation import converse
+from burnish.environments.base import POLL, Environment, Episode, Observation
+from burnish.environments.call_formats import calls_in
+from burnish.options import Count, Seconds
+from burnish.registry import Choice, register
+from burnish.types.media import Kind, Media
+from burnish.types.messages import read_tools
+from burnish.types.prompt import Message, Prompt
+
+LONGEST = 64 << 20  # bytes of a request: images come as base64
+MODEL = "policy"
+OVER = "the dialogue is over"
+
+
+@register("environment", "agent")
+class Agent(Environment):
+    """A program of yours, started once per dialogue. The policy writes the chat completions that it asks for."""
+
+    command: list[str] = Field(min_length=1)
+    """The program and its arguments, such as [python, agent.py]. It finds the address in OPENAI_BASE_URL and
+    OPENAI_API_KEY, where the openai package looks. Its standard input is a JSON object with messages and seed, and
+    with answer and further keys of the record. If it fails, the rewards of this dialogue are missing."""
+    reward: bool = False
+    """Whether the last line that it prints is a number: the reward of its last response."""
+    calls: Annotated[Any, Choice("call format")] = None
+    """How the model writes calls of tools, if the program sends tools; see the environment tools."""
+    max_turns: Count = 16
+    """Responses per dialogue; the program is ended when it asks for another."""
+    concurrency: Count = 8
+    """Programs that are waited for at the same time."""
+    deadline: Seconds | None = 300.0
+    """Seconds that the program may take between a response and its next request or its end. null waits for ever."""
+
+    def episode(self) -> Episode:
+        return _Program(self)
+
+    @cached_property
+    def address(self) -> Address:
+        """Where the programs ask."""
+        return Address()
+
+    def close(self) -> None:
+        if "address" in self.__dict__:
+            self.address.close()
+            del self.address
+
+
+@dataclass
+class Request:
+    """A chat completion that a program waits for."""
+
+    prompt: Prompt
+    tools: list[dict[str, Any]]
+    answer: Future[dict[str, Any]]
+
+
+class Address:
+    """A server on this machine alone. Each program has a key, by which its requests are told from those of others."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, queue.SimpleQueue[Request]] = {}
+
+        class Handler(_Handler):
+            asked = self.asked
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(POLL,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """As OPENAI_BASE_URL."""
+        return f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    asked: Mapping[str, queue.SimpleQueue[Request]]
+
+    def log_message(self, *_: Any) -> None:
+        """Requests are no news."""
+
+    def do_GET(self) -> None:
+        self._reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "burnish"}]})
+
+    def do_POST(self) -> None:
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        waiting = self.asked.get(key)
+        length = int(self.headers.get("Content-Length") or 0)
+        if waiting is None:
+            return self._refuse(401, f"the API key is not in OPENAI_API_KEY, or {OVER}")
+        if self.path.partition("?")[0] != "/v1/chat/completions":
+            return self._refuse(404, f"{self.path} is not answered, but /v1/chat/completions")
+        if length > LONGEST:
+            return self._refuse(413, f"the request has {length} bytes; at most {LONGEST} are read")
+        try:
+            request = json.loads(self.rfile.read(length))
+            if request.get("stream") or request.get("n", 1) != 1:
+                raise ValueError("has stream or n; ask for one whole response")
+            tools = request.get("tools") or []
+            asked = Request(_as_prompt(request["messages"], tools), tools, Future())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return self._refuse(400, f"the request {error}")
+        waiting.put(asked)
+        while not asked.answer.done():
+            if key not in self.asked:
+                return self._refuse(410, OVER)
+            wait([asked.answer], POLL)
+        message = asked.answer.result()
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
+        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
+        self._reply(200, about | {"model": MODEL, "choices": [choice]})
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._reply(status, {"error": {"message": why, "type": "invalid_request_error", "code": status}})
+
+    def _reply(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Program:
+    """One dialogue: a process, and what it asked for."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.asked: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.request: Request | None = None  # what a response is for
+        self.chat: tuple[Message, ...] = ()  # that the last response answered
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        address, key = self.agent.address, secrets.token_urlsafe(24)
+        address.asked[key] = self.asked
+        self.out, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed with this
+        with tempfile.TemporaryFile() as given:
+            record = prompt.info | {"messages": _as_openai(prompt), "answer": prompt.answer, "seed": seed}
+            given.write(json.dumps(record).encode())
+            given.seek(0)
+            self.process = subprocess.Popen(
+                self.agent.command,
+                stdin=given,
+                stdout=self.out,
+                stderr=self.errors,
+                env=os.environ | {"OPENAI_BASE_URL": address.url, "OPENAI_API_KEY": key},
+                start_new_session=True,
+            )
+        weakref.finalize(self, _end, self.process, address.asked, key)
+        return self._next()
+
+    def step(self, response: str) -> Observation:
+        assert self.request is not None
+        self.chat = self.request.prompt.messages
+        self.request.answer.set_result(self._message(response, self.request.tools))
+        return self._next()
+
+    def _message(self, response: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """A response as the message of a completion."""
+        message: dict[str, Any] = {"role": "assistant", "content": response}
+        if not tools or self.agent.calls is None:
+            return message
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+        called = [
+            {"name": call.name, "arguments": json.dumps(call.arguments)}
+            for call in calls_in(response, self.agent.calls, schemas)
+            if not call.problem
+        ]
+        calls = [{"id": f"call_{n}", "type": "function", "function": function} for n, function in enumerate(called)]
+        return message | {"content": None, "tool_calls": calls} if calls else message
+
+    def _next(self) -> Observation:
+        """What the program asks for next, or its end."""
+        begun, limit = time.monotonic(), self.agent.deadline
+        while True:
+            ended = self.process.poll() is not None
+            try:
+                self.request = self.asked.get(timeout=0 if ended else POLL)
+            except queue.Empty:
+                if ended:
+                    return self._ended()
+                if limit is not None and time.monotonic() - begun > limit:
+                    raise TimeoutError(f"the program took longer than {limit:g} s (environment.deadline)") from None
+            else:
+                return self._said(self.request)
+
+    def _said(self, request: Request) -> Observation:
+        """What a request says anew, and the whole of it."""
+        before, messages = self.chat, request.prompt.messages
+        known = len(before) + 1 if before and messages[: len(before)] == before else 0  # the response follows
+        words = "\n".join(
+            "".join(part.text if part.kind == "text" else f"[{part.kind}]" for part in message.parts)
+            for message in messages[known:]
+        )
+        return Observation(words, role=messages[-1].role, prompt=request.prompt)
+
+    def _ended(self) -> Observation:
+        """The reward of a program that has ended."""
+        if code := self.process.returncode:
+            raise RuntimeError(f"the program ended with exit code {code}: {_last_line(self.errors)}")
+        if not self.chat:
+            raise RuntimeError("the program ended without a request to OPENAI_BASE_URL")
+        if not self.agent.reward:
+            return Observation(done=True)
+        line = _last_line(self.out)
+        try:
+            return Observation(reward=float(line), done=True)
+        except ValueError:
+            raise ValueError(f"its last line is {line!r}, not a reward (environment.reward)") from None
+
+
+def _end(process: subprocess.Popen[bytes], asked: dict[str, Any], key: str) -> None:
+    """Nobody waits for this program any more."""
+    del asked[key]
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(0)
+    lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _as_prompt(messages: Any, tools: Any) -> Prompt:
+    """The conversation of a request.
+
+    Raises:
+        ValueError: it can't be read.
+    """
+    media: dict[Kind, list[Media]] = {"image": [], "video": [], "audio": []}
+    read = converse(messages, media, Path.cwd())
+    return Prompt(
+        text=read.text(),
+        messages=tuple(read.messages),
+        images=tuple(media["image"]),
+        videos=tuple(media["video"]),
+        audios=tuple(media["audio"]),
+        tools=read_tools(tools),
+    )
+
+
+def _as_openai(prompt: Prompt) -> list[dict[str, Any]]:
+    """The messages of a prompt, with its images as data URLs."""
+    media = {"image": iter(prompt.images), "video": iter(prompt.videos), "audio": iter(prompt.audios)}
+
+    def sent(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return part
+        key, content = f"{part['type']}_url", next(media[part["type"]]).read()
+        return {"type": key, key: {"url": f"data:;base64,{base64.b64encode(content).decode()}"}}
+
+    return [message | {"content": list(map(sent, message["content"]))} for message in prompt.chat()]
