@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -16,10 +17,9 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -31,10 +31,12 @@ from burnish.registry import Choice, register
 from burnish.types.media import Kind, Media
 from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt
+from burnish.utils.errors import UserError
 
 LONGEST = 64 << 20  # bytes of a request: images come as base64
 MODEL = "policy"
 OVER = "the dialogue is over"
+STARTING = threading.Lock()  # programs begin in threads
 
 
 @register("environment", "agent")
@@ -56,18 +58,27 @@ class Agent(Environment):
     deadline: Seconds | None = 300.0
     """Seconds that the program may take between a response and its next request or its end. null waits for ever."""
 
+    _address: ClassVar[Address | None] = None
+
     def episode(self) -> Episode:
         return _Program(self)
 
-    @cached_property
+    @property
     def address(self) -> Address:
-        """Where the programs ask."""
-        return Address()
+        """Where the programs ask; it is opened for the first of them."""
+        with STARTING:
+            if self._address is None:
+                self._address = Address()
+            return self._address
+
+    def check(self) -> None:
+        if shutil.which(self.command[0]) is None:
+            raise UserError(f"environment.command begins with {self.command[0]!r}, which is no program that can be run")
 
     def close(self) -> None:
-        if "address" in self.__dict__:
-            self.address.close()
-            del self.address
+        if self._address is not None:
+            self._address.close()
+            self._address = None
 
 
 @dataclass
@@ -127,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             if request.get("stream") or request.get("n", 1) != 1:
                 raise ValueError("has stream or n; ask for one whole response")
             tools = request.get("tools") or []
+            if not isinstance(request["messages"], list):
+                raise ValueError("has messages that are no list")
             asked = Request(_as_prompt(request["messages"], tools), tools, Future())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return self._refuse(400, f"the request {error}")

@@ -37,9 +37,7 @@ class Observation:
     reward: float | None = None  # of the response
     done: bool = False  # the dialogue is over; this content is shown in reports, and not to the policy
     role: str = "user"  # of the message, for the chat template
-    prompt: Prompt | None = (
-        None  # the conversation to answer, in place of all that was said; the content shows what is new
-    )
+    prompt: Prompt | None = None  # the whole conversation to answer; the content is then what reports show of it
 
     def __post_init__(self) -> None:
         parts = (self.content,) if isinstance(self.content, str) else tuple(self.content)

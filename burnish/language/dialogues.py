@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -18,7 +18,7 @@ from burnish.environments.base import Environment, Episode, Observation, answers
 from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
-from burnish.language.logprobs import placed
+from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
@@ -353,6 +353,8 @@ class DialogueRow:
             own = len(self.pictures) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
                 features = Features(kinds=features.kinds)
+            elif not features.tensors:
+                features = replace(features, tensors=NO_MEDIA)
             features = placed(features, sum(len(ids) for ids, _ in self.past))
             self.computed = Past()
         self.conversation = turn if anew else after

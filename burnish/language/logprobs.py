@@ -162,6 +162,9 @@ def packed_states(
     return ResponseStates(hidden, mask, places, split=parts, order=order)
 
 
+NO_MEDIA = {"": torch.zeros(0)}  # of a conversation that begins in a response, and does not show those of the opening
+
+
 def placed(features: Features, place: int) -> Features:
     """Media and kinds of tokens of a conversation that begins at a token of a response, as media of that response."""
     tensors = {f"{place}/{name}": tensor for name, tensor in (*features.tensors.items(), *features.kinds.items())}
@@ -218,6 +221,8 @@ def _prompt(completion: Completion, row: int, start: int, end: int, opening: Fea
     tensors = {short: own.tensors[name] for name, short in named.items() if short not in kinds}
     axes = {name.removeprefix(before): axis for name, axis in own.axes.items() if name.startswith(before)}
     media = Features(tensors, axes, kinds) if tensors else Features(opening.tensors, opening.axes, kinds)
+    if NO_MEDIA.keys() <= tensors.keys():
+        media = Features(kinds=kinds)
     return Encoded(
         ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[media]
     )

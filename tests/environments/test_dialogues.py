@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from contextlib import chdir
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from burnish.types.prompt import Message, Part, Prompt
 from tests.support.scoring import evaluated
 from tests.support.tiny_run import ROOT, burnish
 
+EXAMPLE = ROOT / "examples" / "grid_game.py"
 HERE = "tests.support.tool_functions"
 SUM = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
 Tools = lookup("environment", "tools")
@@ -220,14 +224,39 @@ def test_dialogues_are_the_same_however_many_are_answered_at_once_and_one_that_w
     assert [row["response"] for row in together[:2]] == [row["response"] for row in apart[::2]]
 
 
-def test_the_example_s_recipe_reads_the_files_that_it_writes(tmp_path):
-    example = ROOT / "examples" / "grid_game.py"
-    spec = importlib.util.spec_from_file_location("grid_game", example)
-    grid = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(grid)
-    grid.main(tmp_path, 4)
+@pytest.fixture
+def grid(tmp_path):
+    """The example, whose questions are written."""
+    spec = importlib.util.spec_from_file_location("grid_game", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(tmp_path, 4)
+    return module
+
+
+def test_the_example_s_recipe_reads_the_files_that_it_writes(grid, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "demonstrations.jsonl").read_text().splitlines()]
     assert [bool(grid.ANSWER.fullmatch(record["response"])) for record in records] == [True] * 4
     with chdir(ROOT):
-        said = burnish("config", example.with_suffix(".yaml"), f"data.train_files={tmp_path}/questions.jsonl").out
+        said = burnish("config", EXAMPLE.with_suffix(".yaml"), f"data.train_files={tmp_path}/questions.jsonl").out
     assert "GridGame" in said
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("grid")
+def test_the_game_is_played_by_a_program_that_knows_nothing_of_burnish(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    given = ["model.path=burnish:vlm_quickstart/model", f"data.train_files={tmp_path}/questions.jsonl", "rollout.n=4"]
+    small = [
+        "data.train_batch_size=2",
+        "steps=1",
+        "validation.max_prompts=2",
+        "optimizer.warmup_steps=0",
+        f"output_dir={tmp_path / 'run'}",
+    ]
+    with chdir(ROOT):
+        burnish("train", "examples/grid_agent.yaml", *given, *small)
+    *_, row = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert row["train/dialogue/turns/mean"] > 1
+    assert row["train/dialogue/broken_ratio"] == 0
+    assert -0.5 < row["critic/rewards/mean"] <= 1

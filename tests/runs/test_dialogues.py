@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from burnish.environments.base import Environment, Observation
 from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs, unfolded
-from burnish.registry import options
+from burnish.registry import lookup, options
 from burnish.rewards.text.base import POLICY, Response
 from tests.support.asked import reward
 from tests.support.games import Roles, Shows, play, prompts
@@ -188,3 +189,52 @@ def test_each_turn_learns_after_the_conversation_that_it_answered(family, pictur
         last = model.encode([*asked[row // 2].chat(), *chat]).ids[0]
         ends = [torch.cat([one, ids]) for one, ids in zip(turns.prompts.rows().ids, turns.ids, strict=True)]
         assert any(torch.equal(one[: len(last)], last) for one in ends), "the template's words, up to the last response"
+
+
+AGENT = """
+import json, os, sys, urllib.error, urllib.request
+
+record = json.load(sys.stdin)
+
+def ask(messages, key=os.environ["OPENAI_API_KEY"], **more):
+    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 9} | more).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as reply:
+        return json.load(reply)["choices"][0]["message"]
+
+chat = [{"role": "system", "content": "Be brief."}, *record["messages"]]
+chat += [ask(chat), {"role": "user", "content": "Go on."}]
+if "image" not in str(record["messages"]):
+    sys.exit("no second turn")
+second = ask(chat)["content"]
+tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+other = ask([{"role": "user", "content": [*record["messages"][0]["content"] * 2]}], tools=tools)
+for wrong in ({"stream": True}, {"n": 2}, {"key": "another"}, {"messages": "none"}):
+    try:
+        ask(**{"messages": chat} | wrong)
+        sys.exit(f"{wrong} was answered")
+    except urllib.error.HTTPError as error:
+        assert error.code == (401 if "key" in wrong else 400), error.read()
+ask([{"role": "user", "content": "Bye."}])
+print("the reward is\\n", len(second) + (other["content"] is None))
+"""
+
+
+def test_an_agent_with_a_loop_of_its_own_asks_over_http_and_what_it_showed_is_learned(tmp_path):
+    """Its further conversations are others, with two pictures and with none; of the second prompt it fails at once."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    agent = lookup("environment", "agent")(command=[sys.executable, str(tmp_path / "agent.py")], reward=True)
+    completion, responses = play(agent, prompts())
+    again, _ = play(agent, prompts())
+    agent.close()
+    assert torch.equal(completion.ids, again.ids)
+    seen_alike(model_of("qwen2_5_vl"), completion)
+    for response in responses[:2]:
+        assert response.dialogue.rewards == (None, None, None, len(response.dialogue.responses[1]))
+        assert [words for who, words in response.dialogue.said if who != POLICY] == [
+            "Be brief.\n[image]One?", "Go on.", "[image]One?[image]One?", "Bye.",
+        ]  # fmt: skip
+    for response in responses[2:]:
+        assert response.dialogue.rewards == (None,)
+        assert "exit code 1: no second turn" in response.dialogue.error
