@@ -18,6 +18,7 @@ from burnish.registry import lookup
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.scoring import evaluated
+from tests.support.shown import blocks
 from tests.support.tiny_run import ROOT, burnish
 
 EXAMPLE = ROOT / "examples" / "grid_game.py"
@@ -260,3 +261,13 @@ def test_the_game_is_played_by_a_program_that_knows_nothing_of_burnish(tmp_path,
     assert row["train/dialogue/turns/mean"] > 1
     assert row["train/dialogue/broken_ratio"] == 0
     assert -0.5 < row["critic/rewards/mean"] <= 1
+
+
+@pytest.mark.thorough
+def test_the_page_s_agent_asks_twice_and_says_its_reward(files, tmp_path):
+    (program,) = [one.text for one in blocks(ROOT / "docs" / "environments.md") if one.title == "my_agent.py"]
+    (tmp_path / "agent.py").write_text(program)
+    agent = {"name": "agent", "command": [sys.executable, str(tmp_path / "agent.py")], "reward": True}
+    (row,) = evaluated(files, {"environment": {}}, [{"prompt": "1 + 1?", "answer": "2"}], environment=agent)[0]
+    assert (row["reward"], row["note"]) == (0, "2 turns")
+    assert "Check it." in row["response"]
