@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Annotated, Any, ClassVar
+from typing import IO, Annotated, Any
 
 from pydantic import Field
 
@@ -58,27 +59,22 @@ class Agent(Environment):
     deadline: Seconds | None = 300.0
     """Seconds that the program may take between a response and its next request or its end. null waits for ever."""
 
-    _address: ClassVar[Address | None] = None
-
     def episode(self) -> Episode:
-        return _Program(self)
+        with STARTING:
+            return _Program(self, self.address)
 
-    @property
+    @cached_property
     def address(self) -> Address:
         """Where the programs ask; it is opened for the first of them."""
-        with STARTING:
-            if self._address is None:
-                self._address = Address()
-            return self._address
+        return Address()
 
     def check(self) -> None:
         if shutil.which(self.command[0]) is None:
             raise UserError(f"environment.command begins with {self.command[0]!r}, which is no program that can be run")
 
     def close(self) -> None:
-        if self._address is not None:
-            self._address.close()
-            self._address = None
+        if address := vars(self).pop("address", None):
+            address.close()
 
 
 @dataclass
@@ -169,14 +165,14 @@ class _Handler(BaseHTTPRequestHandler):
 class _Program:
     """One dialogue: a process, and what it asked for."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+    def __init__(self, agent: Agent, address: Address) -> None:
+        self.agent, self.address = agent, address
         self.asked: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.request: Request | None = None  # what a response is for
         self.chat: tuple[Message, ...] = ()  # that the last response answered
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        address, key = self.agent.address, secrets.token_urlsafe(24)
+        address, key = self.address, secrets.token_urlsafe(24)
         address.asked[key] = self.asked
         self.out, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed with this
         with tempfile.TemporaryFile() as given:
