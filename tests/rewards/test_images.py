@@ -105,9 +105,9 @@ def way(x: int, y: int, frames: int = 9):
     return [(14 + x * i, 14 + y * i) for i in range(frames)]
 
 
-def motion(clip: Clip, asked, **options):
+def motion(clip: Clip, asked):
     prompt = asked if isinstance(asked, Prompt) else Prompt(text="it", extra=json.dumps({"direction": asked}))
-    return flow_reward("motion", **options)([clip], [prompt])[0]
+    return flow_reward("motion")([clip], [prompt])[0]
 
 
 def test_motion_is_the_share_of_the_way_in_the_wanted_direction():
@@ -116,7 +116,7 @@ def test_motion_is_the_share_of_the_way_in_the_wanted_direction():
         right = float(asked == direction)
         assert (score.value, score.numbers) == (pytest.approx(right, abs=1e-6), {"agrees": right})
     assert motion(moving(way(1, 1)), "right").value == pytest.approx(2**-0.5, rel=1e-5)
-    assert motion(moving(way(0, 1, frames=4)), "down", distance=0.25).value == pytest.approx(3 / 8, rel=1e-5)
+    assert motion(moving(way(0, 1, frames=4)), "down").value == pytest.approx(3 / 4.8, rel=1e-5)
     assert motion(moving(way(0, 0)), "left").value == 0
     for changed in (moving(way(1, 0), ink=255, paper=0), moving(way(1, 0), paper=200, ink=40, grain=8)):
         assert motion(changed, "right").value == pytest.approx(1, abs=0.02)

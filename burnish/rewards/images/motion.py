@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, ClassVar
 
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # in x and y of a picture
+WAY = 0.15  # least way for the full value, as a share of the frame's width or height
 FAINT = 0.1  # contrast, as a share of white, below which a pixel is background
 LEAST = 1.0  # contrast of a frame, in white pixels, below which it shows nothing
 
@@ -29,7 +28,7 @@ class Motion(Reward):
 
     What differs from the background, the median colour of the border, has a centre in every frame. The value is the way
     from the first centre to the last in the asked direction, as a share of all the way that the centre went, and of
-    ``distance`` if it went less: 1 for straight on, 0 for across, back or at rest.
+    0.15 of the frame's width or height if it went less: 1 for straight on, 0 for across, back or at rest.
 
     The direction is ``direction`` in the prompt's record, with data.extra_keys=[direction]: left, right, up or down.
     Without one it is the only such word of the prompt; a prompt that has none is not judged.
@@ -40,9 +39,6 @@ class Motion(Reward):
     judged: ClassVar[str] = "clips"
     reads: ClassVar[tuple[Kind, ...]] = ("clip",)
     numbers = ("agrees",)
-
-    distance: Annotated[float, Field(gt=0, le=1)] = 0.15
-    """Least way for the full value, as a share of the frame's width or height."""
 
     def score(self, clips: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Score]:
         return [self._score(clip, prompt) for clip, prompt in zip(clips, prompts, strict=True)]
@@ -69,7 +65,7 @@ class Motion(Reward):
         gone = track[-1] - track[0]
         ahead = float(gone[0] * x + gone[1] * y)
         way = float(np.linalg.norm(np.diff(track, axis=0), axis=1).sum())
-        value = max(ahead, 0.0) / max(way, self.distance * (width if x else height))
+        value = max(ahead, 0.0) / max(way, WAY * (width if x else height))
         went = max(DIRECTIONS, key=lambda name: gone[0] * DIRECTIONS[name][0] + gone[1] * DIRECTIONS[name][1])
         agrees = float(went == asked and ahead > 0)
         return Score(value, f"{ahead:+.1f} of {way:.1f} pixels {asked}", {"agrees": agrees})
