@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Scores
 
 
+RULES = ("sum", "product")
+
+
 @options
 class NormaliseOptions:
     """Running normalisation: each reward minus its mean over the run so far, over its standard deviation."""
@@ -49,7 +52,7 @@ class MixingOptions:
     @field_validator("rule")
     @classmethod
     def _is_a_rule(cls, value: str) -> str:
-        if value not in ("sum", "product") and not names_code(value):
+        if value not in RULES and not names_code(value):
             raise ValueError(f"rule is {value}; it must be sum, product, or a function: file.py:NAME")
         return value
 
@@ -64,7 +67,7 @@ class MixingOptions:
     @property
     def path(self) -> str | None:
         """Where the user's function is, if that is the rule."""
-        return self.rule if names_code(self.rule) else None
+        return None if self.rule in RULES else self.rule
 
     @property
     def sums(self) -> bool:
