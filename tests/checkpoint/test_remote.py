@@ -89,12 +89,13 @@ def test_a_damaged_copy_is_skipped_for_the_one_before(how, whole, there, tmp_pat
     assert kept(other.output) == ["00000002", "00000003"]
 
 
-def test_an_unfinished_copy_is_completed(there, files, tmp_path, caplog):
+def test_an_unfinished_copy_is_completed_unless_what_is_copied_is_damaged(there, files, tmp_path, caplog):
     (there / "checkpoints" / "00000002" / "manifest.json").unlink()
     run = run_of(files, "completed", f"checkpoint.copy_to=file://{there}")
     run.train()
     assert (there / "checkpoints" / "00000002" / "manifest.json").exists()
     damage(run.output / "checkpoints" / "00000001", "other", tmp_path)
+    (there / "checkpoints" / "00000001" / "manifest.json").unlink()
     run.train()
     assert not (there / "checkpoints" / "00000001" / "manifest.json").exists()
     assert f"00000001/{TENSORS} is damaged" in caplog.text
