@@ -95,7 +95,7 @@ class Machine:
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Machines."""
     memory: Annotated[ByteSize, Field(ge=1 << 20)] | None = None
-    """Memory of each GPU, such as 80GB or 24GiB."""
+    """Memory of each GPU, as in memory=80GB or memory=24GiB."""
     force: bool = False
     """Train where the recipe is not made for, and where the forecast says that it won't fit."""
 

@@ -95,7 +95,7 @@ def test_an_unfinished_copy_is_completed_unless_what_is_copied_is_damaged(there,
     run.train()
     assert (there / "checkpoints" / "00000002" / "manifest.json").exists()
     damage(run.output / "checkpoints" / "00000001", "other", tmp_path)
-    (there / "checkpoints" / "00000001" / "manifest.json").unlink()
+    shutil.rmtree(there / "checkpoints" / "00000001")
     run.train()
     assert not (there / "checkpoints" / "00000001" / "manifest.json").exists()
     assert f"00000001/{TENSORS} is damaged" in caplog.text
