@@ -123,14 +123,13 @@ class LanguageAssembly(Assembly):
         return engine
 
     def _compared(self) -> Prompt:
-        """What an engine of its own is compared with when weights are published.
+        """What an engine of its own is compared with when weights are published: with media if a prompt has any.
 
         In a rollout worker the network gets the weights of the next version while samples are made.
         """
         if self.only_samples:
             return Prompt(text="What is this?")
-        first: Prompt = self.learnable_prompts[0]
-        return first
+        return max(self.learnable_prompts.kinds, key=lambda prompt: bool(prompt.media))
 
     @property
     def publisher(self) -> ResponseEngine:
