@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sys
+from typing import Any
 
 from openai import OpenAI
 from PIL import Image
@@ -19,7 +20,7 @@ MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 Place = tuple[int, int]  # row and column
 
 
-def view(agent: Place, goal: Place) -> dict:
+def view(agent: Place, goal: Place) -> dict[str, Any]:
     """A part of a message: the grid as a PNG."""
     grid = Image.new("RGB", (SIZE, SIZE), (230, 230, 230))
     for (row, column), colour in ((goal, (40, 180, 60)), (agent, (40, 60, 200))):
@@ -34,15 +35,16 @@ def play(seed: int, question: str, turns: int = 4) -> float:
     """Ask for moves until the goal is reached; what is no move at all costs something."""
     client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
     agent, goal = (divmod(cell, SIZE) for cell in random.Random(seed).sample(range(SIZE * SIZE), 2))
-    messages = [{"role": "user", "content": [{"type": "text", "text": question}, view(agent, goal)]}]
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": question}, view(agent, goal)]}]
     reward = 0.0
     for _ in range(turns):
-        reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+        reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
         move = re.fullmatch(r"<answer>(\w+)</answer>", reply.strip())
         if move is None or move[1] not in MOVES:
             reward -= 0.1
         else:
-            agent = tuple(min(max(now + by, 0), SIZE - 1) for now, by in zip(agent, MOVES[move[1]], strict=True))
+            row, column = (min(max(now + by, 0), SIZE - 1) for now, by in zip(agent, MOVES[move[1]], strict=True))
+            agent = row, column
         if agent == goal:
             return reward + 1
         messages += [

@@ -47,9 +47,8 @@ class Agent(Environment):
     command: list[str] = Field(min_length=1)
     """The program and its arguments, such as [python, agent.py]. It finds the address in OPENAI_BASE_URL and
     OPENAI_API_KEY, where the openai package looks. Its standard input is a JSON object with messages and seed, and
-    with answer and further keys of the record. If it fails, the rewards of this dialogue are missing."""
-    reward: bool = False
-    """Whether the last line that it prints is a number: the reward of its last response."""
+    with answer and further keys of the record. If the last line that it prints is a number, that is the reward of its
+    last response. If it fails, the rewards of this dialogue are missing."""
     calls: Annotated[Any, Choice("call format")] = None
     """How the model writes calls of tools, if the program sends tools; see the environment tools."""
     max_turns: Count = 16
@@ -241,13 +240,10 @@ class _Program:
             raise RuntimeError(f"the program ended with exit code {code}: {_last_line(self.errors)}")
         if not self.chat:
             raise RuntimeError("the program ended without a request to OPENAI_BASE_URL")
-        if not self.agent.reward:
-            return Observation(done=True)
-        line = _last_line(self.out)
         try:
-            return Observation(reward=float(line), done=True)
+            return Observation(reward=float(_last_line(self.out)), done=True)
         except ValueError:
-            raise ValueError(f"its last line is {line!r}, not a reward (environment.reward)") from None
+            return Observation(done=True)
 
 
 def _end(process: subprocess.Popen[bytes], asked: dict[str, Any], key: str) -> None:

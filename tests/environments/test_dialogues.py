@@ -267,7 +267,7 @@ def test_the_game_is_played_by_a_program_that_knows_nothing_of_burnish(tmp_path,
 def test_the_page_s_agent_asks_twice_and_says_its_reward(files, tmp_path):
     (program,) = [one.text for one in blocks(ROOT / "docs" / "environments.md") if one.title == "my_agent.py"]
     (tmp_path / "agent.py").write_text(program)
-    agent = {"name": "agent", "command": [sys.executable, str(tmp_path / "agent.py")], "reward": True}
+    agent = {"name": "agent", "command": [sys.executable, str(tmp_path / "agent.py")]}
     (row,) = evaluated(files, {"environment": {}}, [{"prompt": "1 + 1?", "answer": "2"}], environment=agent)[0]
     assert (row["reward"], row["note"]) == (0, "2 turns")
     assert "Check it." in row["response"]

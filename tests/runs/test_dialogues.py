@@ -224,7 +224,7 @@ print("the reward is\\n", len(second) + (other["content"] is None))
 def test_an_agent_with_a_loop_of_its_own_asks_over_http_and_what_it_showed_is_learned(tmp_path):
     """Its further conversations are others, with two pictures and with none; of the second prompt it fails at once."""
     (tmp_path / "agent.py").write_text(AGENT)
-    agent = lookup("environment", "agent")(command=[sys.executable, str(tmp_path / "agent.py")], reward=True)
+    agent = lookup("environment", "agent")(command=[sys.executable, str(tmp_path / "agent.py")])
     completion, responses = play(agent, prompts())
     again, _ = play(agent, prompts())
     agent.close()
