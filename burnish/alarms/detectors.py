@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean as mean
 from statistics import median
 from typing import Literal
@@ -140,7 +141,6 @@ class Drift:
     def __init__(
         self,
         prefix: str,
-        options: AlarmOptions,
         *,
         prompts: int,
         samples: int,
@@ -151,7 +151,6 @@ class Drift:
 
         Args:
             prefix: of its metrics, as in critic/dark_share.
-            options: of the run.
             prompts: of an update.
             samples: of a prompt.
             worse: the only way that is an alarm, whether the reward pays for it or not; None is either way, where the
@@ -159,7 +158,7 @@ class Drift:
             alike: whether it says how alike samples of a prompt are. Right ones are more alike than wrong ones, so
                 that any reward pays for that a little.
         """
-        self.prefix, self.options = prefix, options
+        self.prefix = prefix
         self.name = prefix.removeprefix("critic/").replace("/", "_")
         self.alarm: Alarm | None = None
         self._ways = {"higher": (1.0,), "lower": (-1.0,), None: (1.0, -1.0)}[worse]
@@ -206,7 +205,7 @@ class RewardDominance:
 
     name = "reward_dominance"
 
-    def __init__(self, weights: Mapping[str, float], options: AlarmOptions, *, prompts: int) -> None:
+    def __init__(self, weights: Mapping[str, float], *, prompts: int) -> None:
         """Args: ``weights`` of the rewards, whose signs say which way is better."""
         self.weights = dict(weights)
         self.alarm: Alarm | None = None
@@ -256,14 +255,9 @@ class Limit:
     value: Callable[[Row, str], float | None] = number
 
 
-def _from_one(row: Row, name: str) -> float | None:
+def _distance(row: Row, name: str, *, of: float = 0.0) -> float | None:
     value = number(row, name)
-    return None if value is None else abs(value - 1)
-
-
-def _size(row: Row, name: str) -> float | None:
-    value = number(row, name)
-    return None if value is None else abs(value)
+    return None if value is None else abs(value - of)
 
 
 def _at_equal_weights(row: Row, name: str) -> float | None:
@@ -275,7 +269,7 @@ def _at_equal_weights(row: Row, name: str) -> float | None:
     if number(row, "pipeline/staleness/max"):
         return None
     apart = number(row, "rollout_corr/log_ppl_abs_diff")
-    return 0.0 if apart is not None and apart < ROUNDING else _size(row, name)
+    return 0.0 if apart is not None and apart < ROUNDING else _distance(row, name)
 
 
 def _applied(row: Row, name: str) -> float | None:
@@ -315,7 +309,8 @@ LIMITS: dict[Level, Limit] = {
     ),
     "ratio": Limit(
         "actor/ratio_mean", 0.1, "above", "the distance of the mean probability ratio from 1",
-        "what is trained is not what sampled: lower optimizer.lr, or take fewer steps per update", value=_from_one,
+        "what is trained is not what sampled: lower optimizer.lr, or take fewer steps per update",
+        value=partial(_distance, of=1.0),
     ),
     "mismatch": Limit(
         "rollout_corr/kl", 0.1, "above", "the KL between sampler and trainer in nats",
@@ -327,7 +322,7 @@ LIMITS: dict[Level, Limit] = {
     ),
     "kl": Limit(
         "actor/ppo_kl", 0.2, "above", "the KL of an update in nats",
-        "steps are too large: lower optimizer.lr, or take fewer per update", value=_size,
+        "steps are too large: lower optimizer.lr, or take fewer per update", value=_distance,
     ),
     "stale_samples": Limit(
         "rollout_corr/rollout_is_eff_sample_size", 0.3, "below", "the effective sample size as a fraction",
@@ -337,7 +332,7 @@ LIMITS: dict[Level, Limit] = {
         "actor/velocity_norm_ratio", 0.5, "above",
         "the distance from 1 of the norm of predictions over the reference's",
         "predictions grow or shrink before pictures fall apart: lower optimizer.lr, raise algorithm.kl_coef",
-        value=_from_one,
+        value=partial(_distance, of=1.0),
     ),
     "entropy_collapse": Limit(
         "actor/entropy", 0.05, "below", "the policy's entropy, as a multiple of what it was,",
@@ -369,7 +364,7 @@ class Threshold:
         """Args: ``of`` is a reward whose mean is watched by this rule, in place of the rule's own metric."""
         self.name: str = name if of is None else f"{of}_collapse"
         self.alarm: Alarm | None = None
-        self.rule, self.updates = LIMITS[name], IN_A_ROW
+        self.rule = LIMITS[name]
         if of is not None:
             self.rule = replace(self.rule, metric=f"critic/{of}/mean")
         self.limit = options.limits.get(name, self.rule.limit)
@@ -389,7 +384,7 @@ class Threshold:
             self._recent.append(value)  # what is outside would become usual
             return
         self._outside.append(update)
-        if self.alarm is None and len(self._outside) >= self.updates:
+        if self.alarm is None and len(self._outside) >= IN_A_ROW:
             self.alarm = self._raised(value, compared)
 
     def _compared(self, value: float) -> float | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -52,16 +52,6 @@ class Over:
 
     update: Update
     over: str
-
-
-class Detector(Protocol):
-    """Looks at one thing in the metrics of every update."""
-
-    name: str
-    alarm: Alarm | None  # as long as what raised it lasts
-
-    def add(self, update: int, row: Row) -> None:
-        """The metrics of the next update."""
 
 
 _LINE: TypeAdapter[Over | Raised] = TypeAdapter(Over | Raised)

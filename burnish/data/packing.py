@@ -5,11 +5,12 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from burnish.data.records import Record
 from burnish.data.values import text_of
-from burnish.types.prompt import FIELDS, Prompt, Row, packed, unpacked, values_of
+from burnish.types.prompt import FIELDS, PLACES, Prompt, Row, packed, unpacked, values_of
 from burnish.utils.json_text import parse_json
 
 # a value of each type that a plain record may have, which no other key of it has
@@ -74,8 +75,16 @@ class _Plain:
             row[place] = value if plain else text_of(value, key, numbers=True)
         if self.own:
             row[RECORD] = {key: values[key] for key in self.own}
-        row[WHERE], row[PART] = record.where, record.part
-        return marshal.dumps(row)
+        before = record.where.rstrip("0123456789")
+        row[WHERE], row[PART] = int(record.where[len(before) :]), _place(before, record.part)
+        return bytes(memoryview(marshal.dumps(row)))  # a copy without the room that marshal had taken
+
+
+@cache
+def _place(before: str, part: int) -> int:
+    """Where ``PLACES`` has the beginning of what tells where records are, so that a million rows don't repeat it."""
+    PLACES.append((before, part))
+    return len(PLACES) - 1
 
 
 def _plain(read: Callable[[Record], Prompt], record: Record) -> _Plain | None:

@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 from burnish.data.pixels import media_of
 from burnish.data.prompts import IMAGES, captioned, is_captioned, prompt_of
-from burnish.data.records import SUFFIXES, Record, read_files, read_records
+from burnish.data.records import Record, read_files, read_records
 from burnish.data.scored import scores_in
 from burnish.data.values import find, listed
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils.errors import UserError
 
 Holds = Literal["pictures", "pairs", "scored"]
 
@@ -86,14 +85,8 @@ def read_pictures(
 
     def records(path: Path) -> Iterator[Record]:
         if is_captioned(path) and holds == "pictures":
-            yield from captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
-        elif is_captioned(path) or (path.exists() and not path.is_dir() and path.suffix not in SUFFIXES):
-            folder = " a folder of pictures with .txt captions," if holds == "pictures" else ""
-            what = "pictures with scores" if holds == "scored" else holds
-            ways = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
-            raise UserError(f"{path} can't be read as {what}; give {ways}")
-        else:
-            yield from read_records(path)
+            return captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
+        return read_records(path)
 
     def check(found: list[PictureRecord]) -> Iterable[str]:
         return () if size is None else _wrong_sizes(found, size)

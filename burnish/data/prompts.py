@@ -9,12 +9,11 @@ from typing import Any
 from burnish.data.conversation import asked, beside, converse, media_in
 from burnish.data.packing import Packer
 from burnish.data.pixels import media_of
-from burnish.data.records import SUFFIXES, Record, read_files, read_records
+from burnish.data.records import Record, read_files, read_records
 from burnish.data.values import find, listed, templated, text_of
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
-from burnish.utils.errors import UserError
 
 # keys of published data sets
 TEXT = ("prompt", "text", "caption", "messages")
@@ -108,14 +107,8 @@ def _inputs(record: Record, keys: PromptOptions) -> Iterator[tuple[str, Media]]:
 def _records(path: Path, keys: PromptOptions) -> Iterator[Record]:
     prompt = keys.prompt_key or "prompt"
     if is_captioned(path):
-        yield from captioned(path, prompt, keys.images_key or IMAGES[0])
-    elif path.exists() and not path.is_dir() and path.suffix not in (".txt", *SUFFIXES):
-        ways = (
-            f".txt, {', '.join(SUFFIXES)}, a folder of images with .txt prompts, or one that the datasets library saved"
-        )
-        raise UserError(f"{path} can't be read as prompts; give {ways}")
-    else:
-        yield from read_records(path, prompt)
+        return captioned(path, prompt, keys.images_key or IMAGES[0])
+    return read_records(path, prompt)
 
 
 def is_captioned(path: Path) -> bool:
@@ -137,13 +130,10 @@ def captioned(folder: Path, prompt: str, picture: str) -> Iterator[Record]:
 
 def _caption(file: Path) -> str:
     caption = file.with_suffix(".txt")
-    missing = f"has no caption; write its prompt into {caption.name} in the same folder"
-    if not caption.is_file():  # reading a pipe would never end
-        raise ValueError(missing)
     try:
         text = caption.read_text(encoding="utf-8").strip()
     except OSError:
-        raise ValueError(missing) from None
+        raise ValueError(f"has no caption; write its prompt into {caption.name} in the same folder") from None
     if not text:
         raise ValueError(f"has an empty prompt in {caption.name}")
     return text

@@ -7,6 +7,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,6 @@ from burnish.utils.user_code import absolute, is_file, load_object, names_code, 
 
 T = TypeVar("T")
 COLUMNS = {".csv": ",", ".tsv": "\t"}  # what separates the cells of a row
-SUFFIXES = (".jsonl", ".json", *COLUMNS, ".parquet")
 LARGEST_CELL = 64 << 20  # characters: a picture as base64 may be in one
 ROWS = 256  # rows of a table that are converted to Python objects at once
 LISTED = 10  # problems that one message lists
@@ -78,17 +78,12 @@ def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
         raise UserError(f"{path} can't be read: there is no such file; correct the path")
     elif path.suffix == ".txt":
         yield from _lines(path, lambda line: {prompt: line})
-    elif path.suffix == ".jsonl":
-        yield from _lines(path, _object)
-    elif path.suffix == ".json":
-        yield from _list(path)
-    elif path.suffix in COLUMNS:
-        yield from _columns(path)
-    elif path.suffix == ".parquet":
-        yield from _rows(name, path.parent, _parquet(path))
+    elif path.suffix in FORMATS:
+        yield from FORMATS[path.suffix](path)
     else:
         raise UserError(
-            f"{path} can't be read; give .txt, {', '.join(SUFFIXES)}, or a directory that the datasets library saved"
+            f"{path} can't be read; give {', '.join(FORMATS)}, .txt with a prompt a line, a folder of pictures with "
+            ".txt captions, or one that the datasets library saved"
         )
 
 
@@ -250,6 +245,14 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
                 arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
+
+
+FORMATS: dict[str, Callable[[Path], Iterator[Record]]] = {
+    ".jsonl": partial(_lines, read=_object),
+    ".json": _list,
+    **dict.fromkeys(COLUMNS, _columns),
+    ".parquet": lambda path: _rows(str(path), path.parent, _parquet(path)),
+}
 
 
 def _saved(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,15 @@
 """Named sets of prompts and questions that recipes and suites use: where each comes from, and how it is written.
 
-Records become lines of JSON, pictures and videos files beside them, and SOURCE.txt says where all of it comes from.
+Each is read in the form that its makers gave it, and prompts about objects are made by the rules by which GenEval's
+were. Records become lines of JSON, pictures and videos files beside them, and SOURCE.txt says where all of it is from.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
 import hashlib
+import io
 import json
 import re
 import zipfile
@@ -13,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from burnish.data import published
 from burnish.data.records import read_records, rows_of
+from burnish.rewards.images.geneval import CLASSES, COLOURS, POSITIONS
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.http import HttpError, request
@@ -34,7 +39,207 @@ PATIENCE = 300.0  # seconds for one
 KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
 _PREPARED = re.compile(r"data/([\w-]+)/(\w+)\.jsonl")
 
-Rows = Iterable[dict[str, Any]]
+Row = dict[str, Any]
+Rows = Iterable[Row]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+BOX = "Give the bounding box of {} as [x1, y1, x2, y2] in pixels of the picture."
+_CHOSEN = re.compile(r"<answer>\s*([A-H])\s*</answer>")
+_PLACE = re.compile(r"<image (\d)>")
+
+
+def lines(text: str, **beside: str) -> Iterator[Row]:
+    """A prompt a line, with what every record has beside."""
+    yield from ({"prompt": line.strip()} | beside for line in text.splitlines() if line.strip())
+
+
+def ocr(text: str) -> Iterator[Row]:
+    """A prompt a line, with the words to be drawn in double quotes."""
+    for row in lines(text):
+        quoted = re.search(r'"([^"]+)"', row["prompt"])
+        yield row | ({"answer": quoted[1]} if quoted else {}) | {"data_source": "ocr"}
+
+
+def parti(text: str) -> Iterator[Row]:
+    """PartiPrompts.tsv, whose quotation marks are characters like others."""
+    names, *rest = (line.split("\t") for line in text.splitlines() if line.strip())
+    for cells in rest:
+        values = dict(zip(names, cells, strict=False))
+        yield {
+            "prompt": values["Prompt"].strip(), "data_source": values["Category"],
+            "extra_info": {"challenge": values["Challenge"]},
+        }  # fmt: skip
+
+
+def dpg(text: str) -> Iterator[Row]:
+    """dpg_bench.csv, which repeats the prompt for each of its questions."""
+    found: dict[str, Row] = {}
+    for values in csv.DictReader(io.StringIO(text, newline="")):
+        row = found.setdefault(values["item_id"], {"prompt": values["text"].strip(), "data_source": "dpg"})
+        asked = {"id": values["proposition_id"], "dependency": values["dependency"], "category":
+                 values["category_broad"], "question": values["question_natural_language"]}  # fmt: skip
+        row.setdefault("extra_info", {"item_id": values["item_id"], "questions": []})["questions"].append(asked)
+    yield from found.values()
+
+
+def geneval2(text: str) -> Iterator[Row]:
+    """geneval2_data.jsonl: questions about each prompt with their answers."""
+    for values in (parse_json(row["prompt"]) for row in lines(text)):
+        extra = {name: values[name] for name in ("vqa_list", "skills", "atom_count") if name in values}
+        yield {"prompt": values["prompt"], "data_source": f"{values.get('atom_count', '')} atoms".strip(),
+               "extra_info": extra}  # fmt: skip
+
+
+def geometry3k(row: Row) -> Row:
+    """A problem with its place for the picture, and a number as its answer."""
+    return {"prompt": row["problem"], "images": row["images"], "answer": str(row["answer"]),
+           "data_source": "geometry3k", "label": "number"}  # fmt: skip
+
+
+def mathvista(row: Row) -> Row:
+    """A question with choices, or with a number or text as its answer."""
+    question, choices, answer = row["question"].strip(), row.get("choices") or [], str(row["answer"])
+    if unit := row.get("unit"):
+        question += f" (unit: {unit})"
+    label = "text" if row.get("answer_type") in ("text", "list") else "number"
+    if choices:
+        label, answer = "choice", LETTERS[choices.index(row["answer"])]
+        question = with_choices(question, choices)
+    metadata = row.get("metadata") or {}
+    return {
+        "prompt": f"<image>{question}", "images": [row["decoded_image"]], "answer": answer, "label": label,
+        "data_source": metadata.get("task") or "mathvista",
+        "extra_info": {"pid": row["pid"], "precision": row.get("precision"), "skills": metadata.get("skills")},
+    }  # fmt: skip
+
+
+def mmmu(row: Row) -> Row:
+    """A question with places for up to seven pictures, with choices mostly; those are lists written as text."""
+    choices = [str(one) for one in ast.literal_eval(row["options"])]
+    question = with_choices(row["question"].strip(), choices) if choices else row["question"].strip()
+    places = [int(place) for place in _PLACE.findall(question)]
+    subject = row["id"].partition("_")[2].rpartition("_")[0]  # validation_Art_Theory_7 is of Art_Theory
+    return {
+        "prompt": _PLACE.sub("<image>", question), "images": [row[f"image_{place}"] for place in places],
+        "answer": str(row["answer"]), "label": "choice" if choices else "text",
+        "data_source": subject or "mmmu", "extra_info": {"id": row["id"], "subfield": row.get("subfield")},
+    }  # fmt: skip
+
+
+def video_r1(row: Row) -> Row | None:
+    """A question of several choices about a video, of Video-R1's list; others have no use here."""
+    letter = _CHOSEN.search(row.get("solution") or "")
+    if row.get("data_type") != "video" or row.get("problem_type") != "multiple choice" or letter is None:
+        return None
+    choices = "\n".join(str(one).strip() for one in row["options"])
+    return {
+        "prompt": f"<video>{row['problem'].strip()}\n{choices}\nAnswer with the letter of the right choice.",
+        "videos": [row["path"].removeprefix("./")], "answer": letter[1], "label": "choice", "data_source": "nextqa",
+        "extra_info": {"problem_id": row["problem_id"]},
+    }  # fmt: skip
+
+
+def chartqa(row: Row) -> Row:
+    """A question about a chart; answers are numbers, years or words."""
+    answer = row["answer"]
+    answer = str(answer[0] if isinstance(answer, list) else answer)
+    return {
+        "prompt": f"<image>{row['question'].strip()}", "images": [row["image"]], "answer": answer,
+        "label": "number" if re.fullmatch(r"-?[\d,.]+%?", answer) else "text",
+        "data_source": str(row.get("type") or "chartqa"),
+    }  # fmt: skip
+
+
+def refcoco(row: Row) -> Row:
+    """The first expression that refers to an object, and the object's box: there x, y, width and height."""
+    x, y, width, height = (float(one) for one in row["bbox"])
+    box = [round(one) for one in (x, y, x + width, y + height)]
+    return {
+        "prompt": f"<image>{BOX.format(row['answer'][0].strip())}", "images": [row["image"]],
+        "answer": json.dumps(box), "label": "box", "data_source": "refcoco",
+        "extra_info": {"question_id": row["question_id"], "file_name": row["file_name"]},
+    }  # fmt: skip
+
+
+def with_choices(question: str, choices: Iterable[str]) -> str:
+    """A question with its choices below it, a letter each."""
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+    return f"{question}\n{listed}\nAnswer with the letter of the right choice."
+
+
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+# shares of the tasks in training, as Flow-GRPO's paper has them (arXiv:2505.05470)
+SHARES = {"position": 7, "counting": 5, "color_attr": 3, "colors": 1, "two_object": 1}
+COUNT = 50_000
+SEED = 0
+
+
+def compositions(left_out: Iterable[Row]) -> Iterator[Row]:
+    """Prompts with what has to be in their pictures, some of them several times; always the same ones.
+
+    None asks for what one of ``left_out`` does, in whatever order of its objects.
+    """
+    taken = {_content(row["extra_info"]) for row in left_out}
+    draw = Random(SEED)
+    tasks = [task for task, share in SHARES.items() for _ in range(share)]
+    for _ in range(COUNT):
+        task = _one(draw, tasks)
+        info, prompt = TASKS[task](draw)
+        while _content({"tag": task, **info}) in taken:
+            info, prompt = TASKS[task](draw)
+        yield {"prompt": f"a photo of {prompt}", "data_source": task, "extra_info": {"tag": task, **info}}
+
+
+def _one(draw: Random, values: Any) -> Any:
+    """One of some values, by the only method of Python's generator that never changes."""
+    return values[int(draw.random() * len(values))]
+
+
+def _pair(draw: Random, values: Any) -> tuple[Any, Any]:
+    first = _one(draw, values)
+    return first, _one(draw, [value for value in values if value != first])
+
+
+def _two(draw: Random) -> tuple[Row, str]:
+    one, other = _pair(draw, CLASSES)
+    include = [{"class": one, "count": 1}, {"class": other, "count": 1}]
+    return {"include": include}, f"{_a(one)} and {_a(other)}"
+
+
+def _counting(draw: Random) -> tuple[Row, str]:
+    name, number = _one(draw, CLASSES), _one(draw, tuple(NUMBERS))
+    info = {"include": [{"class": name, "count": number}], "exclude": [{"class": name, "count": number + 1}]}
+    return info, f"{NUMBERS[number]} {name}{'es' if name.endswith('s') else 's'}"
+
+
+def _colours(draw: Random) -> tuple[Row, str]:
+    name, colour = _one(draw, CLASSES[1:]), _one(draw, COLOURS)  # nobody is red
+    return {"include": [{"class": name, "count": 1, "color": colour}]}, f"{_a(colour)} {name}"
+
+
+def _position(draw: Random) -> tuple[Row, str]:
+    (one, other), where = _pair(draw, CLASSES), _one(draw, POSITIONS)
+    include = [{"class": other, "count": 1}, {"class": one, "count": 1, "position": [where, 0]}]
+    return {"include": include}, f"{_a(one)} {where} {_a(other)}"
+
+
+def _attributes(draw: Random) -> tuple[Row, str]:
+    (one, other), (first, second) = _pair(draw, CLASSES[1:]), _pair(draw, COLOURS)
+    include = [{"class": one, "count": 1, "color": first}, {"class": other, "count": 1, "color": second}]
+    return {"include": include}, f"{_a(first)} {one} and {_a(second)} {other}"
+
+
+TASKS: dict[str, Callable[[Random], tuple[Row, str]]] = {
+    "position": _position, "counting": _counting, "color_attr": _attributes, "colors": _colours, "two_object": _two,
+}  # fmt: skip
+
+
+def _a(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _content(info: Row) -> str:
+    """What a prompt asks for, whatever the order of its objects."""
+    return repr((info["tag"], sorted(repr(sorted(one.items())) for one in info["include"])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,22 +266,22 @@ class NamedSet:
         return "vlm_quickstart" if any(split.seen for split in self.splits.values()) else "quickstart"
 
 
-def shipped(path: str) -> Iterator[dict[str, Any]]:
-    """Records that ship with Burnish."""
-    yield from (record.values for record in read_records(resolve(path)))
+def shipped() -> Iterator[Row]:
+    """GenEval's own prompts, which ship with Burnish."""
+    yield from (record.values for record in read_records(resolve(GENEVAL)))
 
 
-def _github(path: str, read: Callable[[str], Rows], count: int | None = None) -> Split:
+def _github(path: str, read: Callable[..., Rows], count: int | None = None, **beside: str) -> Split:
     """Of a text, owner/name/commit/path."""
-    return Split(source=f"{GITHUB}/{path}", read=lambda folder: read(_fetched(path)), count=count)
+    return Split(source=f"{GITHUB}/{path}", read=lambda folder: read(_fetched(path), **beside), count=count)
 
 
-def _hub(name: str, split: str, read: Callable[[Rows], Rows], count: int | None = None) -> Split:
-    """Of the rows of a split of the hub."""
+def _hub(name: str, split: str, read: Callable[[Row], Row], count: int | None = None) -> Split:
+    """Of the rows of a split of the hub, each by itself."""
 
     def rows(folder: Path) -> Rows:
         hub = HubData(name, None, split)
-        return read(rows_of(hub.load(), hub.path))
+        return map(read, rows_of(hub.load(), hub.path))
 
     return Split(source=f"{name}@{split} of the Hugging Face hub", read=rows, seen=True, count=count)
 
@@ -87,12 +292,12 @@ def _nextqa(*, held_out: bool) -> Split:
     return Split(source=source, read=partial(_with_videos, held_out=held_out), seen=True)
 
 
-def _with_videos(target: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
+def _with_videos(target: Path, *, held_out: bool) -> Iterator[Row]:
     """Questions with their videos, which are written out of the archives beside the list."""
     found = HubData(VIDEOS, None, "train").download(["Video-R1-260k.json", "NeXT-QA/*.zip"])
     archives = [zipfile.ZipFile(path) for path in sorted((found / "NeXT-QA").glob("*.zip"))]
     places = {f"NeXT-QA/{name}": archive for archive in archives for name in archive.namelist()}
-    rows = map(published.video_r1, parse_json((found / "Video-R1-260k.json").read_bytes()))
+    rows = map(video_r1, parse_json((found / "Video-R1-260k.json").read_bytes()))
     known = (row for row in rows if row is not None and row["videos"][0] in places)
     for number, row in enumerate(known):
         if (number % 20 == 19) == held_out:
@@ -109,8 +314,8 @@ SETS: dict[str, NamedSet] = {
         what="GenEval's 553 prompts about objects, and 50,000 others by the same rules to train on",
         licence="MIT",
         splits={
-            "train": Split(read=lambda folder: published.compositions(shipped(GENEVAL)), count=published.COUNT),
-            "test": Split(source=GENEVAL, read=lambda folder: shipped(GENEVAL), count=553),
+            "train": Split(read=lambda folder: compositions(shipped()), count=COUNT),
+            "test": Split(source=GENEVAL, read=lambda folder: shipped(), count=553),
         },
     ),
     "geneval2": NamedSet(
@@ -118,9 +323,7 @@ SETS: dict[str, NamedSet] = {
         licence="CC BY-NC 4.0: not for commercial use",
         splits={
             "test": _github(
-                "facebookresearch/GenEval2/c088ab7f65a38ce87f2c5d0ae28bf65bd5ba37b0/geneval2_data.jsonl",
-                published.geneval2,
-                800,
+                "facebookresearch/GenEval2/c088ab7f65a38ce87f2c5d0ae28bf65bd5ba37b0/geneval2_data.jsonl", geneval2, 800
             ),
         },
     ),
@@ -128,16 +331,16 @@ SETS: dict[str, NamedSet] = {
         what="Flow-GRPO's prompts with words to be drawn",
         licence="MIT",
         splits={
-            "train": _github(f"{FLOW_GRPO}/ocr/train.txt", published.ocr),
-            "test": _github(f"{FLOW_GRPO}/ocr/test.txt", published.ocr, 1018),
+            "train": _github(f"{FLOW_GRPO}/ocr/train.txt", ocr),
+            "test": _github(f"{FLOW_GRPO}/ocr/test.txt", ocr, 1018),
         },
     ),
     "pickscore": NamedSet(
         what="prompts of Pick-a-Pic's users, in Flow-GRPO's choice",
         licence="none stated; what users typed, some of it not safe for work",
         splits={
-            "train": _github(f"{FLOW_GRPO}/pickscore/train.txt", published.lines),
-            "test": _github(f"{FLOW_GRPO}/pickscore/test.txt", published.lines, 2048),
+            "train": _github(f"{FLOW_GRPO}/pickscore/train.txt", lines),
+            "test": _github(f"{FLOW_GRPO}/pickscore/test.txt", lines, 2048),
         },
     ),
     "parti": NamedSet(
@@ -145,7 +348,7 @@ SETS: dict[str, NamedSet] = {
         licence="Apache-2.0",
         splits={
             "test": _github(
-                "google-research/parti/2c99f6652cbc7f0d0441aa91f4c7e7055bcb0071/PartiPrompts.tsv", published.parti, 1632
+                "google-research/parti/2c99f6652cbc7f0d0441aa91f4c7e7055bcb0071/PartiPrompts.tsv", parti, 1632
             ),
         },
     ),
@@ -154,39 +357,37 @@ SETS: dict[str, NamedSet] = {
         licence="Apache-2.0",
         splits={
             "test": _github(
-                "TencentQQGYLab/ELLA/025f650e9b36b9603d606042635d98da09e870de/dpg_bench/dpg_bench.csv",
-                published.dpg,
-                1065,
+                "TencentQQGYLab/ELLA/025f650e9b36b9603d606042635d98da09e870de/dpg_bench/dpg_bench.csv", dpg, 1065
             ),
         },
     ),
     "drawbench": NamedSet(
         what="DrawBench's 200 prompts",
         licence="none stated",
-        splits={"test": _github("NVlabs/DiffusionNFT/main/dataset/drawbench/test.txt", published.drawbench)},
+        splits={"test": _github("NVlabs/DiffusionNFT/main/dataset/drawbench/test.txt", lines, data_source="drawbench")},
     ),
     "geometry3k": NamedSet(
         what="Geometry3K: problems with a figure and a number as the answer",
         licence="MIT",
         splits={
-            "train": _hub("hiyouga/geometry3k", "train", published.geometry3k, 2101),
-            "test": _hub("hiyouga/geometry3k", "test", published.geometry3k, 601),
+            "train": _hub("hiyouga/geometry3k", "train", geometry3k, 2101),
+            "test": _hub("hiyouga/geometry3k", "test", geometry3k, 601),
         },
     ),
     "mathvista-mini": NamedSet(
         what="MathVista's 1,000 questions of testmini",
         licence="CC BY-SA 4.0",
-        splits={"test": _hub("AI4Math/MathVista", "testmini", published.mathvista, 1000)},
+        splits={"test": _hub("AI4Math/MathVista", "testmini", mathvista, 1000)},
     ),
     "mmmu-val": NamedSet(
         what="MMMU's 900 questions for validation",
         licence="Apache-2.0",
-        splits={"test": _hub("lmms-lab/MMMU", "validation", published.mmmu, 900)},
+        splits={"test": _hub("lmms-lab/MMMU", "validation", mmmu, 900)},
     ),
     "chartqa": NamedSet(
         what="ChartQA's 2,500 questions for testing",
         licence="GPL-3.0",
-        splits={"test": _hub("lmms-lab/ChartQA", "test", published.chartqa, 2500)},
+        splits={"test": _hub("lmms-lab/ChartQA", "test", chartqa, 2500)},
     ),
     "nextqa": NamedSet(
         what="NExT-QA's videos with questions of several choices, as Video-R1 lists them; every twentieth is test",
@@ -198,8 +399,8 @@ SETS: dict[str, NamedSet] = {
         "train is its val here, and test its testA",
         licence="pictures of COCO, of Flickr's users under terms of their own",
         splits={
-            "train": _hub("lmms-lab/RefCOCO", "val", published.refcoco, 8811),
-            "test": _hub("lmms-lab/RefCOCO", "testA", published.refcoco, 1975),
+            "train": _hub("lmms-lab/RefCOCO", "val", refcoco, 8811),
+            "test": _hub("lmms-lab/RefCOCO", "testA", refcoco, 1975),
         },
     ),
 }
@@ -255,8 +456,8 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
     return written
 
 
-def _rows(split: Split, target: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _rows(split: Split, target: Path) -> list[Row]:
+    rows: list[Row] = []
     try:
         for row in split.read(target):
             pictures = [_picture(value, target) for value in row.get("images") or ()]

@@ -16,6 +16,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -161,22 +162,19 @@ class Folder:
 
 def _records(file: Path) -> Iterator[Record]:
     """Those of a file, up to the first that was not written to its end."""
-    if not file.exists():
-        return
-    for line in read_file(file).splitlines(keepends=True):
-        try:
-            record = parse_json(line) if line.endswith(b"\n") else None
-        except ValueError:
-            return
-        if not isinstance(record, dict) or not _is_record(record):
-            return
-        yield record
+    with suppress(ValueError):
+        for line in read_file(file).splitlines(keepends=True) if file.exists() else ():
+            record = parse_json(line)
+            if not line.endswith(b"\n") or not _is_record(record):
+                return
+            yield record
 
 
-def _is_record(record: Record) -> bool:
+def _is_record(record: Any) -> bool:
     """Whether a parsed line is a record of an evaluation."""
     return (
-        all(type(record.get(name)) is int for name in ("index", "sample", "unit"))
+        isinstance(record, dict)
+        and all(type(record.get(name)) is int for name in ("index", "sample", "unit"))
         and all(isinstance(record.get(name), str) for name in ("key", "task"))
         and isinstance(record.get("values"), dict)
         and all(value is None or type(value) in (int, float) for value in record["values"].values())

@@ -18,8 +18,10 @@ from typing import Any
 from burnish.config.tasks import DEFAULT
 from burnish.evaluation.suite import REWARD, SanityCheck, Suite, record_prompt
 from burnish.rewards.text.base import Response
+from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.reading import understood
 
 MOST = 4  # pairs of one kind
 SIDE = 256  # pixels of a plain picture
@@ -169,14 +171,10 @@ def _sample(suite: Suite, given: str) -> Any:
     if suite.task != DEFAULT:
         return Response(given)
     import numpy as np
-    from PIL import Image
 
     path = Path(suite.folder) / given
-    try:
-        with Image.open(path) as opened:
-            return np.asarray(opened.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"a sanity check of suite {suite.name} names {path}, which can't be read: {error}") from None
+    with understood(f"a sanity check of suite {suite.name} names {path}, which can't be read"):
+        return np.asarray(Media.file(path).image())
 
 
 def plain(colour: tuple[int, int, int]) -> Any:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from burnish.alarms.actions import RECENT, Action, decide, write_actions
 from burnish.alarms.detectors import FIRST, LIMITS, Drift, RewardDominance, Threshold
-from burnish.alarms.record import Alarm, Detector, Raised, Row, amount, read_alarms
+from burnish.alarms.record import Alarm, Raised, Row, amount, read_alarms
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook, StopRequest
@@ -38,26 +38,26 @@ log = logging.getLogger(__name__)
 FAMILIAR = 0.02  # share of the first responses that a form has to have had
 LOGGED = 80  # characters of a response in the log
 
+Detector: TypeAlias = "Drift | RewardDominance | Threshold | ModeCollapse"  # looks at one thing in every update
+
 
 def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> list[Detector]:
     """What looks at each thing that a run of this configuration has."""
     drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
     detecting: list[Detector] = [
-        drift(
-            f"critic/{name}", options, worse="lower" if one.higher_is_better else None, alike=one.compares() == "groups"
-        )
+        drift(f"critic/{name}", worse="lower" if one.higher_is_better else None, alike=one.compares() == "groups")
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    detecting += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
+    detecting += [drift(f"response/{name}", worse=None if name == "length" else "higher") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()
         if one.counts
     }
     if len(weights) > 1:
-        detecting.append(RewardDominance(weights, options, prompts=config.records))
+        detecting.append(RewardDominance(weights, prompts=config.records))
     detecting += [Threshold(name, options) for name in LIMITS]
     varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
     detecting += [Threshold("variety_collapse", options, of=name) for name in varied]

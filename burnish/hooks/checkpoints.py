@@ -6,17 +6,14 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.rl.algorithm import Metrics
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled
-
-if TYPE_CHECKING:
-    from burnish.controller import Controller
 
 Evaluate = Callable[[Path, float | None], Metrics]  # of a folder for samples and a guidance scale, None for the run's
 

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
+from textwrap import indent
 from typing import Any, Literal
 
 from accelerate import PartialState
@@ -24,13 +25,15 @@ from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, 
 from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
-from burnish.hooks.trackers import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
+from burnish.alarms.record import Raised
+from burnish.hooks.trackers import caption_of, file_of, gif, kind_of, output_of, playable, sendable, title_of
 from burnish.report.samples import Sample
 from burnish.utils.json_text import flattened
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
 SAMPLES = "val/samples"  # generated pictures, clips and sounds
+CODE = "    "  # before lines that Markdown is to show as they are
 
 # what ClearML would record by itself: calls of other libraries, and the remote of a repository, which may have a token
 CLEARML_RECORDS = (
@@ -76,7 +79,7 @@ class Library(ABC):
         """Samples of a validation."""
 
     @abstractmethod
-    def log_alarm(self, alarm: AlarmEvent) -> None:
+    def log_alarm(self, alarm: Raised) -> None:
         """An alarm, after the metrics of its update."""
 
     def finish(self, outcome: Outcome) -> None:
@@ -146,10 +149,10 @@ class Wandb(Library):
         file = playable(file, self._folder)
         return wandb.Video(str(file), caption=caption, format=file.suffix[1:])
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
+    def log_alarm(self, alarm: Raised) -> None:
         self._run.alert(
-            title=alarm.title[:63],  # characters, the longest that W&B takes
-            text=f"update {alarm.update}: {alarm.text}", level="INFO" if alarm.over else "WARN",
+            title=title_of(alarm)[:63],  # characters, the longest that W&B takes
+            text=f"update {alarm.update}: {alarm.text}", level="INFO" if alarm.over is not None else "WARN",
             wait_duration=1,  # second within which another alert of the title is dropped
         )  # fmt: skip
 
@@ -187,10 +190,10 @@ class Swanlab(Library):
         generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
+    def log_alarm(self, alarm: Raised) -> None:
         import swanlab
 
-        self._run.log({f"alarms/{alarm.name}": swanlab.Text(alarm.text, caption=alarm.title)}, step=alarm.update)
+        self._run.log({f"alarms/{alarm.name}": swanlab.Text(alarm.text, caption=title_of(alarm))}, step=alarm.update)
 
     def finish(self, outcome: Outcome) -> None:
         state = {"finished": "success", "stopped": "aborted", "failed": "crashed"}[outcome]
@@ -220,11 +223,11 @@ class Trackio(Library):
         table = trackio.Table(columns=list(COLUMNS), data=_rows(step, samples, media))
         self.tracker.run.log({GENERATIONS: table, **generated}, step=step)
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
+    def log_alarm(self, alarm: Raised) -> None:
         import trackio
 
-        level = trackio.AlertLevel.INFO if alarm.over else trackio.AlertLevel.WARN
-        self.tracker.run.alert(alarm.title, alarm.text, level=level, step=alarm.update)
+        level = trackio.AlertLevel.INFO if alarm.over is not None else trackio.AlertLevel.WARN
+        self.tracker.run.alert(title_of(alarm), alarm.text, level=level, step=alarm.update)
 
 
 class Clearml(Library):
@@ -267,9 +270,9 @@ class Clearml(Library):
             GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
         )
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
-        text = f"alarms/{alarm.name}, update {alarm.update}: {alarm.title}: {alarm.text}"
-        self._log.report_text(text, level=INFO if alarm.over else WARNING, print_console=False)
+    def log_alarm(self, alarm: Raised) -> None:
+        text = f"alarms/{alarm.name}, update {alarm.update}: {title_of(alarm)}: {alarm.text}"
+        self._log.report_text(text, level=INFO if alarm.over is not None else WARNING, print_console=False)
 
     def finish(self, outcome: Outcome) -> None:
         super().finish(outcome)
@@ -324,8 +327,8 @@ class Mlflow(Library):
                 self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
         self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
-        text = alarm.text if alarm.over else f"since update {alarm.update}: {alarm.text}"
+    def log_alarm(self, alarm: Raised) -> None:
+        text = alarm.text if alarm.over is not None else f"since update {alarm.update}: {alarm.text}"
         self._client.set_tag(self.id, _allowed(f"alarm.{alarm.name}")[:MLFLOW_NAME], text[:MLFLOW_TAG])
 
     def finish(self, outcome: Outcome) -> None:
@@ -362,7 +365,7 @@ class Tensorboard(Library):
             output = output_of(sample) if file is None else f"{SAMPLES}/{index}"
             score = "missing" if sample.reward is None else f"{sample.reward:.4g}"
             row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
-            rows.append("\n\n".join(f"**{name}**\n\n{_verbatim(text)}" for name, text in row.items() if text))
+            rows.append("\n\n".join(f"**{name}**\n\n{indent(text, CODE)}" for name, text in row.items() if text))
             files = {} if file is None else {f"{SAMPLES}/{index}": file}
             pictures = [shown for shown in sendable(sample.shown) if kind_of(shown) == "picture"]
             files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(pictures)}
@@ -370,8 +373,8 @@ class Tensorboard(Library):
                 self._write(step, tag, **self._encoded(shown))
         self._write_text(step, GENERATIONS, "\n\n---\n\n".join(rows))
 
-    def log_alarm(self, alarm: AlarmEvent) -> None:
-        self._write_text(alarm.update, f"alarms/{alarm.name}", f"**{alarm.title}**\n\n{_verbatim(alarm.text)}")
+    def log_alarm(self, alarm: Raised) -> None:
+        self._write_text(alarm.update, f"alarms/{alarm.name}", f"**{title_of(alarm)}**\n\n{indent(alarm.text, CODE)}")
 
     def _encoded(self, file: Path) -> dict[str, Any]:
         """A file as it is; clips as GIFs."""
@@ -399,11 +402,6 @@ class Tensorboard(Library):
         summary = self._summary(value=[self._summary.Value(tag=tag, **value)])
         self.tracker.writer.file_writer.add_summary(summary, step)
         self.tracker.writer.flush()
-
-
-def _verbatim(text: str) -> str:
-    """Indented, so that Markdown shows what models say as it is."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 LIBRARIES: dict[str, type[Any]] = {

@@ -291,20 +291,19 @@ SHARE = 0.02  # of a run's time that reports may take
 class ReportWriter(Hook):
     """Writes report.html after validations, so seldom that a run is not slowed down."""
 
-    def __init__(self, folder: RunFolder, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.folder, self.clock = folder, clock
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
         self._next = -1.0
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        begun = self.clock()
+        begun = time.monotonic()
         if validation_reward(metrics) is None or begun < self._next:
             return
         try:
             write_report(self.folder)
         except UserError as error:
             log.warning("the report can't be written now: %s", error)
-        took = self.clock() - begun
-        self._next = begun + took / SHARE
+        self._next = begun + (time.monotonic() - begun) / SHARE
 
 
 class SampleIndex(Hook):
@@ -397,11 +396,10 @@ class Progress(Hook):
 
 def _validation(metrics: dict[str, float]) -> str:
     """Result of a validation, such as ``validation 0.912, maj@8 0.934 (exact 0.804)``; "" if there was none."""
-    rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
-    exact = [v for k, v in metrics.items() if EXACT.fullmatch(k)]
-    if not rewards:
+    reward, exact = validation_reward(metrics), [v for k, v in metrics.items() if EXACT.fullmatch(k)]
+    if reward is None:
         return ""
-    text = f"validation {_number(sum(rewards) / len(rewards))}"
+    text = f"validation {_number(reward)}"
     votes = [(match[1], v) for k, v in metrics.items() if (match := VOTE.fullmatch(k))]
     if len({size for size, _ in votes}) == 1:
         text += f", {votes[0][0]} {_number(sum(v for _, v in votes) / len(votes))}"

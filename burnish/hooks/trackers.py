@@ -8,13 +8,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
 from PIL import Image
 
-from burnish.alarms.record import read_alarms
+from burnish.alarms.record import Raised, read_alarms
 from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.beside import Beside, Follower, text_of
@@ -46,11 +47,9 @@ class Delivery(Follower):
     def start(self) -> None:
         os.environ.update(QUIET)
         (self.folder.trackers / self.kind).mkdir(parents=True, exist_ok=True)
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # none, or not written by a run
             progress = parse_json(self._progress.read_bytes())
             self._id, self.delivered = str(progress["id"]), int(progress["step"])
-        except (OSError, ValueError, KeyError, TypeError):  # none, or not written by a run
-            pass
         super().start()
 
     def left(self) -> str:
@@ -98,8 +97,8 @@ class Delivery(Follower):
                 self._library.log_samples(update, samples)
         except Exception as error:  # of one file, which would fail again
             self.warn(f"samples of update {update}: {text_of(error)}")
-        for event in read_alarm_events(self.folder.alarms, update):
-            self._library.log_alarm(event)
+        for alarm in alarms_at(self.folder.alarms, update):
+            self._library.log_alarm(alarm)
         self.delivered = update
         self._write_progress()
 
@@ -148,29 +147,19 @@ Kind = Literal["picture", "clip", "sound"]
 KINDS: dict[str, Kind] = {".png": "picture", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
 
 
-class AlarmEvent(NamedTuple):
-    """An alarm that was raised, or one that is over."""
-
-    update: int
-    name: str
-    title: str
-    text: str
-    over: bool
-
-
-def read_alarm_events(file: Path, update: int) -> list[AlarmEvent]:
-    """Alarms that were raised at an update, and those that were over."""
+def alarms_at(file: Path, update: int) -> list[Raised]:
+    """Alarms that were raised at an update, as they were then; and those that were over, whose text says so."""
     alarms = read_alarms(file)
-    return [
-        *(AlarmEvent(update, one.name, f"alarm {one.name}", one.text, False) for one in alarms if one.update == update),
-        *(
-            AlarmEvent(
-                update, one.name, f"alarm {one.name} is over",
-                f"over since update {update}; raised because {one.text}", True,
-            )
-            for one in alarms if one.over == update
-        ),
-    ]  # fmt: skip
+    raised = [replace(one, over=None) for one in alarms if one.update == update]
+    over = [one for one in alarms if one.over == update]
+    return raised + [
+        replace(one, update=update, text=f"over since update {update}; raised because {one.text}") for one in over
+    ]
+
+
+def title_of(alarm: Raised) -> str:
+    """One line about an alarm."""
+    return f"alarm {alarm.name}{'' if alarm.over is None else ' is over'}"
 
 
 def first_samples(validation: Path, most: int) -> list[Sample]:

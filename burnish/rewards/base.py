@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,12 +16,12 @@ from pydantic import Field, model_validator
 from burnish.options import Count, Finite, NonNegative, Positive, Whole
 from burnish.registry import Named, ReadIf, options
 from burnish.types.media import evenly_spaced
+from burnish.types.prompt import Prompt, kinds_of
 from burnish.types.samples import Clip, Kind, is_finite, kind
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from burnish.types.prompt import Prompt
 
 
 Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each by itself, two of a prompt, all of them
@@ -59,9 +61,7 @@ def fields_required(rewards: Mapping[str, AnyReward]) -> set[str]:
     return {name for reward in rewards.values() for name in reward.required_fields()}
 
 
-OnFailure = Literal["missing", "drop_group", "raise"]
-
-FRAMES = 8  # of a clip that are scored, where none are chosen
+FRAMES = 8  # of a clip that are scored, or compared, where none are chosen
 NOTES = 4  # different notes on the frames of a clip that its own note shows
 
 
@@ -98,12 +98,10 @@ class Schedule:
 
     def factor(self, update: int) -> float:
         """At a policy update; 0 is a validation."""
-        last, value = self.points[-1]
-        if update == 0 or update >= last:
-            return value
-        if update <= self.points[0][0]:
-            return self.points[0][1]
-        (start, before), (end, after) = next(pair for pair in pairwise(self.points) if pair[1][0] > update)
+        past = bisect_right(self.points, update, key=itemgetter(0)) if update else len(self.points)
+        if past in (0, len(self.points)):
+            return self.points[max(past - 1, 0)][1]
+        (start, before), (end, after) = self.points[past - 1 : past + 1]
         return before + (after - before) * (update - start) / (end - start)
 
 
@@ -151,6 +149,7 @@ class AnyReward(Named, ABC):
     has_weights: ClassVar[bool] = False  # it loads a model, so that it is scored in a process of its own
     higher_is_better: ClassVar[bool] = True  # false: a statistic of which neither way is worse
     deterministic: ClassVar[bool] = False  # equal samples of equal prompts have equal values: they are scored once
+    reads_prompts: ClassVar[bool] = False  # ``unfit`` depends on more than what ``Prompts.kinds`` tells apart
 
     weight: Finite = 1.0
     """Weight in what is optimised; 0 only logs the reward."""
@@ -165,7 +164,7 @@ class AnyReward(Named, ABC):
     """Count only where another reward is high enough: accuracy only where the format is kept; null counts always."""
     hold: Hold | None = None
     """Hold samples whose value is beyond a bound to the reference more strongly; null treats all alike."""
-    on_failure: OnFailure = "missing"
+    on_failure: Literal["missing", "drop_group", "raise"] = "missing"
     """What becomes of a sample that this reward has no value for: missing leaves it out of its group, drop_group leaves
     out all samples of its prompt, raise saves a checkpoint and ends the run."""
     retries: Whole = 0
@@ -237,12 +236,19 @@ class AnyReward(Named, ABC):
         """Why a sample can't be scored by any reward, which makes its value missing; "" if it can."""
         return ""
 
+    def unfit(self, prompt: Prompt) -> str:
+        """Why no sample of a prompt can be scored, which makes values missing; "" if they can."""
+        return ""
+
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check prompts and options before anything is sampled.
 
         Raises:
             UserError: this reward can't score a prompt, or an option is wrong.
         """
+        for prompt in filter(self.applies_to, prompts if self.reads_prompts else kinds_of(prompts)):
+            if why := self.unfit(prompt):
+                raise UserError(f"reward {self.name} can't score {prompt.name}: {why}")
 
     def user_code(self) -> list[str]:
         """Paths of the user's functions that it calls, as ``burnish.utils.user_code`` takes them."""

@@ -13,15 +13,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
+from burnish.types.prompt import Prompt
 from burnish.types.samples import FAILED, RETRIED, TIMED_OUT
 from burnish.utils.supervisor import ChildDied, Server
+from burnish.utils.terminal import printable
 from burnish.utils.user_code import OURS, place_of
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ def _called(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt]
     for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
         if not reward.applies_to(prompt):
             continue
-        if note := why or reward.unable(sample):
+        if note := why or reward.unable(sample) or reward.unfit(prompt):
             scores[row] = missing(note)
         else:
             able.append(row)
@@ -107,11 +106,6 @@ def failed(error: BaseException) -> Score:
     message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}..."
     text = printable("".join(traceback.format_exception(type(error), error, trace)))
     return missing(f"{message}{place_of(error)}", text[-LONGEST:].rstrip())
-
-
-def printable(text: str) -> str:
-    """A user's text without control characters, which could move the cursor or change colours."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def with_retries(

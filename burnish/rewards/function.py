@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -20,12 +20,10 @@ from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
 from burnish.rewards.calls import failed, missing
 from burnish.rewards.text.base import LanguageReward
+from burnish.types.prompt import Prompt
 from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import awaited, load_object
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import numpy as np
 from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
 from burnish.rewards.base import Score
-from burnish.rewards.calls import printable
 from burnish.rewards.text.base import Response
 from burnish.types.media import HIGHEST_RATE, Media
 from burnish.types.messages import read_calls, read_more
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.samples import Clip, Sound
 from burnish.utils.media import as_rgb
+from burnish.utils.terminal import printable
 
 NOTE = 1000  # characters of a note that are sent
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,13 +15,9 @@ from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward
-from burnish.types.prompt import kinds_of
+from burnish.types.prompt import Prompt
 from burnish.types.samples import Kind
-from burnish.utils.errors import UserError
 from burnish.utils.http import Servers, check_url, read_token, servers
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
 
 Url = Annotated[str, Field(pattern="^https?://")]
 
@@ -147,11 +143,9 @@ class LanguageRemote(RemoteOptions, LanguageReward):
     def path(self) -> str:
         return super().path if self.protocol == "burnish" else ""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in kinds_of(prompts) if self.protocol == "burnish" else ():
-            if self.applies_to(prompt) and (prompt.videos or prompt.audios):
-                raise UserError(f"reward remote can't send the videos and sounds of {prompt.name}; leave them out")
+    def unfit(self, prompt: Prompt) -> str:
+        unsent = self.protocol == "burnish" and (prompt.videos or prompt.audios)
+        return "its videos and sounds can't be sent; leave them out" if unsent else ""
 
     def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
         """LightRFT's ``references`` and ``images`` are sent if any prompt has some, with null for the others."""

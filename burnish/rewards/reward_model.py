@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +20,6 @@ from burnish.rewards.networks.language import HeadOptions, sees
 from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.media import Fit, Media
-from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import load_network
 
@@ -51,14 +51,10 @@ class RewardModel(HeadOptions, LanguageReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
         self._check_heads()
-        if self._is_ours and sees(self.folder()):
-            return
-        for prompt in kinds_of(prompts):
-            if self.media == "refuse" and self.applies_to(prompt) and prompt.media:
-                raise UserError(
-                    f"reward reward_model can't read the pictures of prompt {prompt.text[:60]!r}; set media=leave_out "
-                    "to score the text alone"
-                )
+
+    def unfit(self, prompt: Prompt) -> str:
+        unread = prompt.media and self.media == "refuse" and not (self._is_ours and sees(self.folder()))
+        return "the model can't read its pictures; set media=leave_out to score the text alone" if unread else ""
 
     def _check_heads(self) -> None:
         """Refuse options about heads and steps that the model does not have."""
@@ -197,11 +193,6 @@ def _load(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
 
 def step_ends(text: str, separator: str) -> list[int]:
     """Characters at which the steps of a response end, separators included; empty steps are none."""
-    ends, start = [], 0
-    while start < len(text):
-        place = text.find(separator, start)
-        end = len(text) if place < 0 else place + len(separator)
-        if text[start:end].strip():
-            ends.append(end)
-        start = end
-    return ends
+    *closed, rest = text.split(separator)
+    pieces = [*(piece + separator for piece in closed), rest]
+    return [end for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True) if piece.strip()]

@@ -181,7 +181,8 @@ class Scorer:
         with self._lock:
             self._waiting.add(batch)
         batch.result.add_done_callback(lambda _: self._waiting.discard(batch))
-        parts = [(range(*ends), place, rewards) for (place, compared), rewards in _by(_kind, self.rewards).items()
+        kinds = _by(lambda reward: (_place(reward), reward.compares()), self.rewards)
+        parts = [(range(*ends), place, rewards) for (place, compared), rewards in kinds.items()
                  for ends in self._bounds(len(samples), place, compared)]  # fmt: skip
         batch.open = sum(len(rewards) for _, _, rewards in parts)
         for rows, place, rewards in parts:
@@ -268,10 +269,6 @@ class Scorer:
 def _place(reward: AnyReward) -> str:
     """Where a reward is scored: by the processes that all without weights share, or by that of a device."""
     return f"weights on {reward.device_name}" if reward.has_weights else ""
-
-
-def _kind(reward: AnyReward) -> tuple[str, Compared]:
-    return _place(reward), reward.compares()
 
 
 def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> dict[Any, dict[str, AnyReward]]:

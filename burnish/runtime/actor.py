@@ -37,7 +37,9 @@ class RankInfo:
     device: str  # cpu or cuda: the GPUs that it sees are its own
     address: str  # of rank 0's machine, for torch.distributed
     port: int  # free on it when the workers were started
-    directory: str = ""  # where the driver works; workers do so too where it exists
+    directory: str = (
+        ""  # where workers are to work, if it exists there; "" where the user's runtime environment says it
+    )
 
 
 class WorkerProcess:
@@ -93,11 +95,6 @@ class WorkerProcess:
     def call_beside(self, method: str, *arguments: Any) -> Any:
         """The same, while another call goes on."""
         return self.call(method, *arguments)
-
-
-def directory(given: Mapping[str, Any]) -> str:
-    """Where workers are to work; nothing where the user's runtime environment says it."""
-    return "" if "working_dir" in given else os.getcwd()
 
 
 def environment(cpus: float, gpus: float, given: Mapping[str, Any]) -> dict[str, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import ray
 
-from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, directory, environment
+from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, environment
 from burnish.runtime.calls import POLL, Call, RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.cluster import Pool
 
@@ -238,7 +239,7 @@ class ActorGroup:
             device=self.pool.need.device,
             address=self.address,
             port=self._port,
-            directory=directory(self.pool.options.runtime_env),
+            directory="" if "working_dir" in self.pool.options.runtime_env else os.getcwd(),
         )
         return self.kind, rank_info, self.arguments[rank]
 

@@ -8,12 +8,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
 from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.runtime.actor_group import ActorGroup
+    from burnish.runtime.workers import PooledScorer
 
 POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 GRACE = 1.0  # seconds in which it may turn out that an error of one worker came from another's death
@@ -68,22 +72,11 @@ def device_failure(error: BaseException) -> str:
     return " ".join(text.split())[:300].rstrip(". ")
 
 
-class Watched(Protocol):
-    """A group of workers as its calls see it; see ``ActorGroup``."""
-
-    @property
-    def name(self) -> str: ...
-
-    def watched(self) -> dict[ray.ObjectRef[Any], int]: ...
-
-    def failed(self, rank: int, error: BaseException) -> None: ...
-
-
 @dataclass(eq=False)
 class Call:
     """One method called of some workers. The caller holds what they return, so that it outlives them."""
 
-    group: Watched
+    group: ActorGroup | PooledScorer
     method: str
     responses: dict[int, ray.ObjectRef[Any]]  # by rank
     seconds: float  # that it may take

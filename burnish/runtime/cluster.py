@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor import environment
-from burnish.runtime.calls import Unschedulable
+from burnish.runtime.calls import POLL, Unschedulable
 from burnish.training.profiling import gpu_bytes
 from burnish.utils.errors import UserError
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
 ANSWER = 10.0  # seconds that a machine may take to answer at all
-POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
+
 HEAD_GONE = 15  # seconds after which Ray ends all processes of a run's own cluster whose head is gone: it stays gone
 
 

@@ -8,7 +8,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -114,14 +114,21 @@ def with_columns(value: Any, done: dict[int, Any] | None = None) -> Any:
     done = {} if done is None else done  # a table that it holds twice stays one
     if isinstance(value, Column) or not isinstance(value, Batch):
         return value
+
+    def column(field: dataclasses.Field[Any], own: Any) -> Any:
+        heavy = field.metadata.get("heavy") and isinstance(own, Tensor) and own[:1].nbytes > SMALL_ROW
+        return Column.of(Here(own)) if heavy else with_columns(own, done)
+
     if id(value) not in done:
-        changed = {}
-        for field in dataclasses.fields(value):  # type: ignore[arg-type]
-            own = getattr(value, field.name)
-            heavy = field.metadata.get("heavy") and isinstance(own, Tensor) and own[:1].nbytes > SMALL_ROW
-            changed[field.name] = Column.of(Here(own)) if heavy else with_columns(own, done)
-        done[id(value)] = dataclasses.replace(value, **changed)  # type: ignore[type-var]
+        done[id(value)] = _changed(value, column)
     return done[id(value)]
+
+
+def _changed(batch: Any, change: Callable[[dataclasses.Field[Any], Any], Any]) -> Any:
+    """A batch with what is made of each of its fields; itself where none changes."""
+    values = [(field, getattr(batch, field.name)) for field in dataclasses.fields(batch)]
+    changed = {field.name: new for field, value in values if (new := change(field, value)) is not value}
+    return replace(batch, **changed) if changed else batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +184,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Media) and value.data is not None:
             if value.digest not in self._contents:
                 self._contents[value.digest] = Content(np.frombuffer(value.read(), dtype=np.uint8))
-            return _media, (dataclasses.replace(value, data=None), self._contents[value.digest])
+            return partial(replace, data=self._contents[value.digest]), (replace(value, data=None),)
         if isinstance(value, Content):
             return Content, (value.array,)
         if isinstance(value, Features) and (sources := _sources(value)):
-            return _features, (sources, value.axes, value.kinds, value.sizes)
+            return Features, (LazyTensors(sources), value.axes, value.kinds, value.sizes)
         if not isinstance(value, Tensor):
             return NotImplemented
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -206,14 +213,6 @@ def _sources(features: Features) -> dict[str, Any]:
         return dict(features.tensors.sources)
     each = features.tensors.items()
     return {name: Here(one) for name, one in each} if all(one.ndim for _, one in each) else {}
-
-
-def _features(sources: dict[str, Any], *about: Any) -> Features:
-    return Features(LazyTensors(sources), *about)
-
-
-def _media(bare: Media, content: Content) -> Media:
-    return dataclasses.replace(bare, data=content)
 
 
 @dataclass(frozen=True)
@@ -248,9 +247,10 @@ class Pointers(Batch):
     stored: list[Stored] = shared()
 
     @classmethod
-    def to_all(cls, stored: Stored) -> Pointers:
-        """Every row of a stored batch."""
-        return cls(part=torch.zeros(stored.rows, dtype=torch.long), row=torch.arange(stored.rows), stored=[stored])
+    def to_all(cls, stored: Stored, **about: Any) -> Self:
+        """Every row of a stored batch; ``about`` are further fields."""
+        part = torch.zeros(stored.rows, dtype=torch.long)
+        return cls(part=part, row=torch.arange(stored.rows), stored=[stored], **about)
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         """The rows at ``index``; stored batches that none of them is in are let go."""
@@ -301,14 +301,10 @@ class ResponsePointers(Pointers):
 def resolved(batch: T, *, seconds: float) -> T:
     """The same record with what it points to in place of pointers, in fields of fields too."""
     if isinstance(batch, Pointers):
-        there: T = batch.resolve(seconds=seconds)
-        return there
+        return batch.resolve(seconds=seconds)  # type: ignore[no-any-return]
     if not isinstance(batch, Batch):
         return batch
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}  # type: ignore[arg-type]
-    inner = {name: resolved(value, seconds=seconds) for name, value in values.items()}
-    changed = {name: value for name, value in inner.items() if value is not values[name]}
-    return dataclasses.replace(batch, **changed) if changed else batch  # type: ignore[type-var]
+    return _changed(batch, lambda field, value: resolved(value, seconds=seconds))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,9 +368,7 @@ def from_saved(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
-    pointers = Pointers.to_all(stored)
-    if lengths is not None:
-        pointers = ResponsePointers(part=pointers.part, row=pointers.row, stored=pointers.stored, lengths=lengths)
+    pointers = Pointers.to_all(stored) if lengths is None else ResponsePointers.to_all(stored, lengths=lengths)
     found: Rollouts = replace(rollouts, trace=pointers)
     return found
 

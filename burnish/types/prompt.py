@@ -185,6 +185,8 @@ FIELDS = ("text", "negative", "answer", "source", "label", "extra", "record", "c
 Row = bytes | Prompt
 _JSON = json.JSONEncoder(sort_keys=True)
 values_of = attrgetter(*FIELDS)
+# of this process: the beginning of ``where`` and ``part`` of rows that have the number at its end, and their place here
+PLACES: list[tuple[str, int]] = []
 
 
 class Prompts(Sequence[Prompt]):
@@ -197,6 +199,9 @@ class Prompts(Sequence[Prompt]):
     @classmethod
     def of(cls, prompts: Iterable[Prompt]) -> Prompts:
         return prompts if isinstance(prompts, Prompts) else cls([packed(prompt) for prompt in prompts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prompts, ([packed(prompt) for prompt in self],)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -277,4 +282,7 @@ def unpacked(row: Row) -> Prompt:
     values = dict(zip(FIELDS, marshal.loads(row), strict=True))
     if isinstance(values["record"], dict):
         values["record"] = _JSON.encode(values["record"])
+    if isinstance(values["where"], int):
+        before, part = PLACES[values["part"]]
+        values |= {"where": f"{before}{values['where']}", "part": part}
     return Prompt(**values)

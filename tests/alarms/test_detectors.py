@@ -48,7 +48,7 @@ BEYOND = {  # metrics in the first updates, and then, when the alarm has to be r
 
 def test_a_drift_is_an_alarm_while_the_reward_pays_for_it_and_is_over_when_it_comes_back():
     def drift(worse):
-        return Drift("critic/dark", OPTIONS, prompts=16, samples=8, worse=worse)
+        return Drift("critic/dark", prompts=16, samples=8, worse=worse)
 
     means = [0.2] * 2 + [0.5] * 3 + [0.2] * 8 + [0.5] * 2
     found = raised(drift("higher"), map(statistic, means))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from random import Random
 
 import pytest
 
+from burnish.data.prompts import read_prompts
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from tests.support.optional import seldom
@@ -129,6 +131,13 @@ def test_prompts_in_bytes_are_those_that_were_packed():
     assert [repr(prompt) for prompt in found] == list(map(repr, given))
     assert list(found.uids()) == [prompt.uid for prompt in given]
     assert list(found.take([4, 0])) == [given[4], given[0]] == list(found[4:] + found[:1])
+
+
+def test_prompts_of_a_file_tell_their_lines_in_another_process(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", {"prompt": "a fox"}, {"prompt": "a cat"})
+    sent = pickle.dumps(read_prompts(path))
+    monkeypatch.setattr("burnish.types.prompt.PLACES", [])
+    assert [prompt.where for prompt in pickle.loads(sent)] == [f"{path}:1", f"{path}:2"]
 
 
 KEYS = ("question", "text", "answer", "negative_prompt", "data_source", "label", "image", "tools", "input", "note")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import lookup, names
+from burnish.rewards.calls import call_reward
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support.asked import ask, reward, values
@@ -146,7 +147,7 @@ def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in
     reward(name).check(prompts[:1])
     with pytest.raises(ValueError, match=why):
         reward(name).check(prompts)
-    assert reward(name)([Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
+    assert call_reward(reward(name), [Response("<answer>1</answer>")], prompts[1:])[0].value is None
 
 
 def test_repetition_is_that_of_lightrft():

@@ -2,6 +2,7 @@
 
 from burnish.registry import lookup
 from burnish.rewards.base import Reward, Score
+from burnish.rewards.calls import call_reward
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
 
@@ -17,7 +18,9 @@ def flow_reward(name: str, **options) -> Reward:
 def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Score]:
     """Scores on responses, each with the right answer."""
     responses = [Response(text) for text, _ in pairs]
-    return one(responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
+    scores = call_reward(one, responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
+    assert isinstance(scores, list), scores.fault
+    return scores
 
 
 def values(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[float | None]:

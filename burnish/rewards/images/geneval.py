@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.registry import register
 from burnish.rewards.base import Score
@@ -157,6 +157,7 @@ SHRINK = 0.1  # of the summed sizes of two objects: as far as their centres may 
 RELATED = 0.5  # of the distance of two centres
 SETTLED = 1e-3  # pixels: offsets below are none
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+POSITIONS = ("left of", "right of", "above", "below")
 TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 
 # what a prompt is given where rewards are tried out, whatever it says
@@ -166,16 +167,6 @@ BACKGROUND = 0x99  # of all three colours, around an object whose colour is read
 Objects = Mapping[str, Sequence[Found]]  # by class, the most confident first
 Colours = Callable[[str, int], Sequence[str]]  # of the N most confident objects of a class
 ColoursOf = Callable[[Sequence[Found], str], Sequence[str]]  # the colour of each object, given the name of their class
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The scores on one picture."""
-
-    correct: bool  # GenEval's: at least as many objects as wanted, and not as many as are excluded
-    strict: bool  # Flow-GRPO's: exactly as many
-    partial: float  # Flow-GRPO's training reward: the mean over clauses of how well each is met
-    why: str = ""  # what was not met
 
 
 def kept(found: Sequence[Found], task: str) -> dict[str, list[Found]]:
@@ -206,8 +197,11 @@ def relations(a: Box, b: Box) -> set[str]:
     return {name for name, share in named.items() if share > RELATED}
 
 
-def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> Judged:
-    """All scores on a picture.
+def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> tuple[dict[str, float], str]:
+    """The scores on a picture, and what was not met.
+
+    They are ``correct``, GenEval's: at least as many objects as wanted, and not as many as are excluded; and
+    Flow-GRPO's: ``strict``, exactly as many, and ``partial``, which it trains with: how well each clause is met.
 
     Args:
         objects: that count.
@@ -221,7 +215,7 @@ def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) ->
 
     correct, why = _correct(objects, wanted, colours)
     strict, partial = _partial(objects, wanted, colours)
-    return Judged(correct, strict, partial, why)
+    return {"correct": float(correct), "strict": float(strict), "partial": partial}, why
 
 
 def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, str]:
@@ -300,11 +294,10 @@ def problem_of(wanted: Any) -> str:
 
 
 def _is_position(position: Any, number: int) -> bool:
-    known = ("left of", "right of", "above", "below")
     return (
         isinstance(position, Sequence)
         and len(position) == 2
-        and position[0] in known
+        and position[0] in POSITIONS
         and type(position[1]) is int
         and 0 <= position[1] < number
     )
@@ -319,6 +312,7 @@ class GenevalMask2Former(LearnedReward):
     """
 
     numbers = ("strict", "partial", "objects")
+    reads_prompts: ClassVar[bool] = True
 
     path: str = "facebook/mask2former-swin-small-coco-instance"
     """Directory, or org/name on the Hugging Face hub, of the detector: a Mask2Former for instances of COCO."""
@@ -332,14 +326,10 @@ class GenevalMask2Former(LearnedReward):
         detector = partial(network_complaint, families=("mask2former",))
         return Source(complaint=detector), Source("clip", complaint=clip_complaint)
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in prompts:
-            if problem := problem_of(record_of(prompt)):
-                raise UserError(
-                    f"reward {self.name} can't score {prompt.name}: {problem}; give GenEval's records, with tag, "
-                    "include and exclude under extra_info, or name these keys in data.extra_keys"
-                )
+    def unfit(self, prompt: Prompt) -> str:
+        problem = problem_of(record_of(prompt))
+        ways = "with tag, include and exclude under extra_info, or name these keys in data.extra_keys"
+        return problem and f"{problem}; give GenEval's records, {ways}"
 
     def load(self) -> Any:
         detector, clip = (self.folder(source) for source in self.sources())
@@ -355,17 +345,10 @@ class GenevalMask2Former(LearnedReward):
         with awake(detector, self.device, self.put_away), awake(clip.network, self.device, self.put_away):
             for image, prompt in zip(images, prompts, strict=True):
                 wanted = record_of(prompt)
-                if problem := problem_of(wanted):
-                    scores.append(Score(None, problem))
-                    continue
                 objects = kept(detect(detector, image, self.device), str(wanted.get("tag", "")))
-                judged = judge(
-                    objects, wanted,
-                    lambda found, name, image=image: self._colours(clip, tokenizer, image, found, name),  # type: ignore[misc]
-                )  # fmt: skip
-                values = {"correct": float(judged.correct), "strict": float(judged.strict), "partial": judged.partial}
+                values, why = judge(objects, wanted, partial(self._colours, clip, tokenizer, image))
                 numbers = values | {"objects": float(sum(map(len, objects.values())))}
-                scores.append(Score(values[self.value], judged.why, {name: numbers[name] for name in self.numbers}))
+                scores.append(Score(values[self.value], why, {name: numbers[name] for name in self.numbers}))
         return scores
 
     def _colours(self, clip: Any, tokenizer: Any, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:

@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator
 
 from burnish.options import Finite
 from burnish.registry import register
 from burnish.rewards.base import Score
 from burnish.rewards.networks.headed import HeadedReward, Question, QuestionReader, score_with
-from burnish.rewards.networks.loading import Source, batches, weight_files
-from burnish.types.prompt import kinds_of
+from burnish.rewards.networks.loading import Source, batches, some_counts, weight_files
 from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -90,11 +89,8 @@ class EditReward(HeadedReward):
     pool: Literal["mean", "min", "sum"] = "mean"
     """How the means of the two heads become one value."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in kinds_of(prompts):
-            if not prompt.images:
-                raise UserError(f"reward editreward compares an edit with its source, and {prompt.name} has no picture")
+    def unfit(self, prompt: Prompt) -> str:
+        return "" if prompt.images else "it has no picture, with which the edit could be compared"
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         import numpy as np
@@ -134,14 +130,8 @@ class VideoAlign(HeadedReward):
     template: str
     """Text file with the instruction of the checkpoint's own repository, with {prompt} and the three tokens where it
     has them."""
-    dimensions: dict[Literal["vq", "mq", "ta"], Finite] | None = None
+    dimensions: Annotated[dict[Literal["vq", "mq", "ta"], Finite], AfterValidator(some_counts)] | None = None
     """Weights of the three scores in the sum, which are all logged; null takes 1 each."""
-
-    @model_validator(mode="after")
-    def _dimensions_count(self) -> Self:
-        if self.dimensions is not None and not any(self.dimensions.values()):
-            raise ValueError("dimensions has no weight but 0; give one a weight, or leave it out")
-        return self
 
     def sources(self) -> tuple[Source, ...]:
         return super().sources()[0], Source("base", complaint=self.base_complaint)

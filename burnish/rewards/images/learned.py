@@ -18,7 +18,6 @@ from burnish.rewards.networks.loading import (
     CONFIG,
     NetworkOptions,
     Source,
-    file_complaint,
     filled,
     frozen,
     linear_layers,
@@ -385,7 +384,7 @@ class Aesthetic(PixelReward):
 
     def sources(self) -> tuple[Source, ...]:
         network = partial(network_complaint, families=("siglip",)) if self.version == "v2.5" else clip_complaint
-        layers = file_complaint(AESTHETIC_FILES[self.version])
+        layers = partial(refusal, weight_file, names=AESTHETIC_FILES[self.version])
         return Source(complaint=network), Source("head", ON_HUB, (ON_HUB,), layers)
 
     def load(self) -> PixelModel:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
 from burnish.types.samples import Clip, Kind
-from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +38,7 @@ class Motion(Reward):
     judged: ClassVar[str] = "clips"
     reads: ClassVar[tuple[Kind, ...]] = ("clip",)
     numbers = ("agrees",)
+    reads_prompts: ClassVar[bool] = True
 
     def score(self, clips: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Score]:
         return [self._score(clip, prompt) for clip, prompt in zip(clips, prompts, strict=True)]
@@ -46,11 +46,9 @@ class Motion(Reward):
     def applies_to(self, prompt: Prompt) -> bool:
         return direction_of(prompt) is not None
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            given = prompt.info.get("direction")
-            if given is not None and str(given) not in DIRECTIONS:
-                raise UserError(f"{prompt.name} has the direction {given!r}; give one of {', '.join(DIRECTIONS)}")
+    def unfit(self, prompt: Prompt) -> str:
+        asked = direction_of(prompt)
+        return "" if asked in DIRECTIONS else f"its direction is {asked!r}; give one of {', '.join(DIRECTIONS)}"
 
     def _score(self, clip: Clip, prompt: Prompt) -> Score:
         import numpy as np

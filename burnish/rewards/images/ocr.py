@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
@@ -29,6 +29,7 @@ STRIDE = 8  # pixels of the model's input to a column of its output
 COLUMNS = 3  # columns to a character: about what printed text has
 THREADS = 1  # of a model; more processes (scoring.processes) use cores better
 LOWEST = 8  # pixels of a line at least, that any text in it may be read
+NO_ANSWER = 'it has no answer and no text in double quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
 
 
 @register("flow reward", "ocr")
@@ -36,6 +37,7 @@ class Ocr(Reward):
     """Similarity of the text that OCR reads to the prompt's (Flow-GRPO's text rendering task)."""
 
     numbers = ("exact",)
+    reads_prompts: ClassVar[bool] = True
 
     substring: bool = False
     """Full score if the text read contains the answer, as in Flow-GRPO's published task; false also penalizes text
@@ -54,23 +56,17 @@ class Ocr(Reward):
         texts = (_find if self.detect else _read)(images)
         scores = []
         for text, prompt in zip(texts, prompts, strict=True):
-            answer = wanted(prompt)
-            if answer is None:
-                scores.append(Score(None, f"prompt {prompt.text!r} names no text to render"))
-                continue
+            answer = wanted(prompt) or ""
             exact = {"exact": float(_plain(text) == _plain(answer))}
             scores.append(Score(similarity(text, answer, substring=self.substring), text, exact))
         return scores
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        if all(prompt.answer is not None for prompt in kinds_of(prompts)):
-            return  # a million prompts are not looked at one by one
-        for prompt in prompts:
-            if wanted(prompt) is None:
-                raise UserError(
-                    f"reward ocr can't score prompt {prompt.text!r}: it has no answer and no text in double "
-                    'quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
-                )
+        if any(prompt.answer is None for prompt in kinds_of(prompts)):  # else a million texts are not looked at
+            super().check(prompts)
+
+    def unfit(self, prompt: Prompt) -> str:
+        return NO_ANSWER if wanted(prompt) is None else ""
 
 
 def wanted(prompt: Prompt) -> str | None:
@@ -186,6 +182,8 @@ class OcrCtc(Reward):
     unlike in ``ocr``.
     """
 
+    reads_prompts: ClassVar[bool] = True
+
     def prepare(self) -> None:
         recogniser()
 
@@ -232,36 +230,28 @@ class OcrCtc(Reward):
     def check_size(self, prompts: Sequence[Prompt], height: int, width: int) -> None:
         for prompt in prompts:
             try:
-                bands(height, width, len(self._codes(prompt)))
+                bands(height, width, len(_answer(prompt)))
             except ValueError as error:
                 raise UserError(
                     f"reward ocr_ctc can't score prompt {prompt.text!r}: {error}; draw wider pictures, or leave the "
                     "prompt out"
                 ) from None
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            try:
-                self._codes(prompt)
-            except ValueError as error:
-                raise UserError(f"reward ocr_ctc can't score prompt {prompt.text!r}: {error}") from None
+    def unfit(self, prompt: Prompt) -> str:
+        answer, codes = _answer(prompt), _codes_by_character()
+        if not answer:
+            return NO_ANSWER
+        lacking = next((character for character in answer if character not in codes), "")
+        return lacking and f"the recognition model lacks the character {lacking!r} of its answer"
 
     def _codes(self, prompt: Prompt) -> list[int]:
-        """The model's codes of the answer's characters.
-
-        Raises:
-            ValueError: there is no answer, or the model lacks a character.
-        """
-        answer = (wanted(prompt) or "").strip()
-        if not answer:
-            raise ValueError(
-                'it has no answer and no text in double quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
-            )
+        """The model's codes of the answer's characters."""
         codes = _codes_by_character()
-        for character in answer:
-            if character not in codes:
-                raise ValueError(f"the recognition model lacks the character {character!r} of its answer")
-        return [codes[character] for character in answer]
+        return [codes[character] for character in _answer(prompt)]
+
+
+def _answer(prompt: Prompt) -> str:
+    return (wanted(prompt) or "").strip()
 
 
 def bands(height: int, width: int, characters: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from burnish.registry import options, register
-from burnish.rewards.base import NOTHING, Compared, RewardInputs, Score
+from burnish.rewards.base import FRAMES, NOTHING, Compared, RewardInputs, Score
 from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
@@ -31,7 +31,6 @@ DINO = {
     "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel", "dinov3_vit": "DINOv3ViTModel",
     "vit": "ViTModel",
 }  # fmt: skip
-FRAMES = 8  # of a clip that are compared
 
 
 @cache

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,13 +23,10 @@ from burnish.rewards.judges.backends import DecoderOptions, EndpointOptions
 from burnish.rewards.judges.forms import Subject
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.media import Media, evenly_spaced
+from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
-
 
 YES_NO = {"Yes": 1.0, "No": 0.0}
 SHOWN_FRAMES = 8  # of a clip, shown together
@@ -158,7 +155,7 @@ class PictureJudge(FormOptions, Reward):
     read what the judge of that name writes, and need its question_file."""
 
     @model_validator(mode="after")
-    def _frames_are_shown(self) -> Self:
+    def _frames_are_not_compared(self) -> Self:
         if self.frames is not None and self._form.pairs:
             raise ValueError(f"form {self.form} compares samples, and frames judges each frame by itself; leave it out")
         return self
@@ -213,14 +210,10 @@ class LanguageJudge(DecoderOptions, ResponseJudge):
     media: Literal["refuse", "leave_out"] = "refuse"
     """Prompts with pictures or videos where the judge can't see them: refuse them, or leave_out the media."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in filter(self.applies_to, prompts):
-            if self.media == "refuse" and (prompt.images or prompt.videos) and not self._sees:
-                raise UserError(
-                    f"reward judge can't see the pictures of prompt {prompt.text[:60]!r}; give a model that sees, or "
-                    "set media=leave_out to judge the text alone"
-                )
+    def unfit(self, prompt: Prompt) -> str:
+        unseen = self.media == "refuse" and (prompt.images or prompt.videos) and not self._sees
+        ways = "give a model that sees, or set media=leave_out to judge the text alone"
+        return f"the judge can't see the pictures; {ways}" if unseen else ""
 
 
 @register("language reward", "judge_endpoint")
@@ -231,11 +224,6 @@ class LanguageJudgeEndpoint(EndpointOptions, ResponseJudge):
     media: Literal["show", "leave_out"] = "show"
     """show sends the pictures of prompts, and refuses prompts with videos or sounds; leave_out judges the text."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in filter(self.applies_to, prompts):
-            if self.media == "show" and (prompt.videos or prompt.audios):
-                raise UserError(
-                    f"reward judge_endpoint sends pictures alone, and {prompt.name} has a video or a sound; set "
-                    "media=leave_out to judge the text"
-                )
+    def unfit(self, prompt: Prompt) -> str:
+        unsent = self.media == "show" and (prompt.videos or prompt.audios)
+        return "its videos and sounds can't be sent; set media=leave_out to judge the text" if unsent else ""

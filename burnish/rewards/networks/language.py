@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import model_validator
+from pydantic import AfterValidator
 
 from burnish.language.model.loading import PROCESSORS, load_language_model
 from burnish.language.model.reward_head import HeadFile, judged, read_about, read_head
 from burnish.options import Count, Finite
 from burnish.options.language import LanguageModelOptions
 from burnish.registry import options
-from burnish.rewards.networks.loading import NetworkOptions
+from burnish.rewards.networks.loading import NetworkOptions, some_counts
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -122,14 +122,8 @@ class LoadedOptions(NetworkOptions):
 class HeadOptions(LoadedOptions):
     """A reward model, and what its heads count."""
 
-    heads: dict[str, Finite] | None = None
+    heads: Annotated[dict[str, Finite], AfterValidator(some_counts)] | None = None
     """Weights of the heads in the sum, by name, for reward models of Burnish; null takes the mean of all."""
-
-    @model_validator(mode="after")
-    def _some_head_counts(self) -> Self:
-        if self.heads is not None and not any(self.heads.values()):
-            raise ValueError("heads has no weight but 0; give one a weight, or leave it out")
-        return self
 
     def load(self) -> Any:
         return load_heads(self.folder(), self.dtype, self.resting)

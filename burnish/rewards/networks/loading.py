@@ -43,6 +43,13 @@ class Source:
     complaint: Callable[[Path], str] | None = None  # why what is there can't be loaded; None: see ``network_complaint``
 
 
+def some_counts(weights: dict[Any, float]) -> dict[Any, float]:
+    """Weights of the parts of a score, unless all of them are 0."""
+    if not any(weights.values()):
+        raise ValueError("has no weight but 0; give one a weight, or leave it out")
+    return weights
+
+
 @options
 class NetworkOptions:
     """A network that a reward loads. Comes before the base of rewards among the bases of a class."""
@@ -119,18 +126,13 @@ def network_complaint(place: Path, families: Sequence[str] = ()) -> str:
     return "; ".join(complaints_about(place))
 
 
-def refusal(function: Callable[..., Any], *given: Any) -> str:
+def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
     """What a function would refuse, or ""."""
     try:
-        function(*given)
+        function(*given, **named)
     except UserError as error:
         return str(error)
     return ""
-
-
-def file_complaint(names: Sequence[str]) -> Callable[[Path], str]:
-    """That of a file of weights which is published under these names."""
-    return lambda place: refusal(weight_file, place, names)
 
 
 @cache
@@ -150,15 +152,13 @@ def awake(network: nn.Module, device: str, put_away: bool) -> Iterator[None]:
     import torch
 
     with torch.no_grad():
-        if not put_away:
-            yield
-            return
         network.to(device)
         try:
             yield
         finally:
-            network.to("cpu")
-            torch.cuda.empty_cache()
+            if put_away:
+                network.to("cpu")
+                torch.cuda.empty_cache()
 
 
 def load_strictly(kind: Any, folder: Path, *, dtype: str, device: str, **options: Any) -> Any:

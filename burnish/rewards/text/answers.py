@@ -7,18 +7,14 @@ import string
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.registry import options, register
 from burnish.rewards.base import Score
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.prompt import kinds_of
-from burnish.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt
 
 Where = Literal["tag", "boxed", "tag_or_boxed", "last_line", "all"]
 BRACE = re.compile(r"\\boxed\{|[{}]")
@@ -80,37 +76,26 @@ class AnswerReward(LanguageReward):
     r"""Where the answer is: tag (<answer>...</answer>, the first), boxed (\boxed{...}, the last), tag_or_boxed,
     last_line, or all of the response."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in kinds_of(prompts):
-            if self.applies_to(prompt) and not (prompt.answer or "").strip():
-                raise UserError(
-                    f"reward {self.name} can't score prompt {prompt.text[:60]!r}: it has no answer; add one to the "
-                    "record, name its key with data.answer_key, or leave such prompts out with labels"
-                )
-        if type(self).complaint is AnswerReward.complaint:
-            return  # a million prompts are not looked at one by one
-        for prompt in filter(self.applies_to, prompts):
-            if why := self.complaint(reference(prompt.answer or "", self.extract)):
-                raise UserError(
-                    f"reward {self.name} can't score prompt {prompt.text[:60]!r}: answer {prompt.answer!r:.60} {why}"
-                )
+    def unfit(self, prompt: Prompt) -> str:
+        if not (prompt.answer or "").strip():
+            return (
+                "it has no answer; add one to the record, name its key with data.answer_key, or leave such prompts out "
+                "with labels"
+            )
+        why = self.complaint(reference(prompt.answer or "", self.extract))
+        return why and f"answer {prompt.answer!r:.60} {why}"
 
     def complaint(self, wanted: str) -> str:
         """Why nothing can be compared with a right answer, or ""."""
         return ""
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
+        texts = [extract(response.text, self.extract) for response in responses]
         return [
-            self._compared(response.text, prompt.answer) for response, prompt in zip(responses, prompts, strict=True)
-        ]
-
-    def _compared(self, text: str, answer: str | None) -> Score:
-        if answer is None:
-            return Score(None, "the prompt has no answer")
-        wanted, found = reference(answer, self.extract), extract(text, self.extract)
-        if why := self.complaint(wanted):
-            return Score(None, f"the right answer {wanted[:60]!r} {why}")
-        return Score(0.0, "no answer", answer="") if found is None else self._score(found, wanted)
+            Score(0.0, "no answer", answer="") if found is None
+            else self._score(found, reference(prompt.answer or "", self.extract))
+            for found, prompt in zip(texts, prompts, strict=True)
+        ]  # fmt: skip
 
     @abstractmethod
     def _score(self, found: str, wanted: str) -> Score:
@@ -157,6 +142,8 @@ BOX = re.compile(rf"[\[(<]?[\[(]{NUMBER},{NUMBER}(?:,|[\])]\s*,?\s*[\[(]){NUMBER
 class IoU(AnswerReward):
     """Intersection over union of the box that the answer gives and the prompt's, 0 to 1; 0 for none, or for several."""
 
+    reads_prompts: ClassVar[bool] = True
+
     threshold: Annotated[float, Field(gt=0, le=1)] | None = None
     """1 for boxes that overlap at least this much (0.5 is usual), else 0; null gives the overlap itself."""
 
@@ -198,6 +185,8 @@ NEGATION = re.compile(
 @register("language reward", "multiple_choice")
 class MultipleChoice(AnswerReward):
     """1 if the letter is the prompt's, else 0. "B", "(B)", "B. Paris" and "The answer is B." all choose B."""
+
+    reads_prompts: ClassVar[bool] = True
 
     choices: Annotated[str, Field(pattern="^[A-Z]{2,26}$")] = "ABCDEFGH"
     """The letters of the choices, upper case."""

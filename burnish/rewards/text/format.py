@@ -5,25 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from burnish.registry import ReadIf, register
 from burnish.rewards.base import Score
-from burnish.rewards.text.answers import enclosed
 from burnish.rewards.text.base import LanguageReward, Response
+from burnish.types.prompt import Prompt
 
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
-
-# as in LightRFT's examples: these in order, the last one at the end of the response
+# as in LightRFT's examples; atomic groups, so that a text is read once, however often it repeats a tag
 FORMS = {
-    "answer": ("<answer>", "</answer>"),
-    "think_answer": ("<think>", "</think>", "<answer>", "</answer>"),
+    "answer": "(?>.*?<answer>).*</answer>",
+    "think_answer": "(?>.*?<think>)(?>.*?</think>)(?>.*?<answer>).*</answer>",
+    "think_then_boxed": r"(?>((?!\\boxed\{).)*?<think>)(?>((?!\\boxed\{).)*?</think>)(?>.*?\\boxed\{)(?>.*?\}).*",
+    "think_then_answer": "(?>((?!<answer>).)*?<think>)(?>((?!<answer>).)*?</think>)(?>.*?<answer>)(?>.*?</answer>).*",
 }
-CONCLUSIONS = {"think_then_boxed": (r"\boxed{", "}"), "think_then_answer": ("<answer>", "</answer>")}
-Form = Literal["answer", "think_answer", "think_then_boxed", "think_then_answer", "pattern"]
 
 
 @register("language reward", "format")
@@ -35,7 +32,7 @@ class Format(LanguageReward):
     (geo3k). ``think_then_answer``: it ends before the first <answer>...</answer> (grm).
     """
 
-    form: Form = "answer"
+    form: Literal["answer", "think_answer", "think_then_boxed", "think_then_answer", "pattern"] = "answer"
     """The form; pattern uses your regular expression."""
     pattern: Annotated[str | None, ReadIf("form", "pattern")] = None
     """Regular expression that the full response must match; a dot also matches line ends."""
@@ -43,25 +40,13 @@ class Format(LanguageReward):
     @model_validator(mode="after")
     def _pattern_is_one(self) -> Self:
         try:
-            if self.form == "pattern":
-                _ = self._whole
+            _ = self._whole
         except (re.error, TypeError) as error:
             raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
         return self
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
-        return [Score(float(self._fits(response.text))) for response in responses]
-
-    def _fits(self, text: str) -> bool:
-        if self.form in CONCLUSIONS:
-            opening, closing = CONCLUSIONS[self.form]
-            thought, conclusion = enclosed(text, "<think>", "</think>"), enclosed(text, opening, closing)
-            if thought is None or conclusion is None:
-                return False
-            return thought[1] + len("</think>") <= conclusion[0] - len(opening)
-        if self.form != "pattern":
-            return _in_order(text, FORMS[self.form])
-        return self._whole.fullmatch(text) is not None
+        return [Score(float(self._whole.fullmatch(response.text) is not None)) for response in responses]
 
     @property
     def endless(self) -> str:
@@ -69,17 +54,7 @@ class Format(LanguageReward):
 
     @cached_property
     def _whole(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, re.DOTALL)  # type: ignore[arg-type]
-
-
-def _in_order(text: str, marks: Sequence[str]) -> bool:
-    """Whether marks follow one another, the last one at the end: once through the text, however often they repeat."""
-    at = 0
-    for mark in marks[:-1]:
-        if (found := text.find(mark, at)) < 0:
-            return False
-        at = found + len(mark)
-    return text.endswith(marks[-1]) and len(text) - len(marks[-1]) >= at
+        return re.compile(FORMS.get(self.form, self.pattern), re.DOTALL)  # type: ignore[arg-type]
 
 
 @register("language reward", "repetition")

@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from burnish.options import NonNegative
 from burnish.registry import register
 from burnish.rewards.base import Score
 from burnish.rewards.text.answers import AnswerReward, boxed
 from burnish.rewards.text.quantities import SCALES, UNITS, Answer, Quantity, Several, close, normal, read_unit, same
+from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
 
 PLAIN = r"(?:\d+(?:\.\d*)?|\.\d+)"
 THOUSANDS = r"\d{1,3}(?:,\d{3})+(?![\d,]*\d)"
@@ -140,6 +138,8 @@ class Numeric(AnswerReward):
     The full answer counts: units, roots, fractions, ratios, intervals. One that can't be parsed in full, such as
     several numbers among words, gets 0: no number is picked from it.
     """
+
+    reads_prompts: ClassVar[bool] = True
 
     grader: Literal["number", "math_verify"] = "number"
     """number: compare numbers, alone or among words, with units, fractions, roots, percent, ratios, lists, sets and
