@@ -30,7 +30,6 @@ from burnish.diffusion.pipeline.loading import (
     load_model,
     load_outline,
     load_teacher,
-    match_layers,
     parts_of,
     read_index,
     standard_side,
@@ -38,8 +37,8 @@ from burnish.diffusion.pipeline.loading import (
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.records import sampled_settings
-from burnish.evaluation.suite import Suite
 from burnish.metrics import diversities, group_diversity
+from burnish.models.quantization import layers_to_quantize
 from burnish.rewards.base import Reward
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Job, RolloutRequest, collector
@@ -61,7 +60,11 @@ class FlowEvaluation(Evaluation):
 
     def check(self) -> None:
         super().check()
-        self.assembly.check_suite(self.suite, self.prompts)
+        assembly, suite = self.assembly, self.suite
+        assembly.check_drawn(suite.scorers, self.prompts, f"suite {suite.name}: scorers")
+        drawing, validation = suite.drawing, assembly.config.validation
+        sized = self.prompts, drawing.height or validation.height, drawing.width or validation.width
+        assembly.check_sizes(suite.scorers, sized)
 
     def job(self, n: int, guidance: float | None = None) -> FlowJob:
         how = self.settings if self.suite else vars(self.assembly.config.validation)
@@ -157,7 +160,11 @@ class FlowAssembly(Assembly):
         return load_outline(self.config.model, self.config.rollout)
 
     def match_layers(self, outline: FlowModel) -> None:
-        match_layers(outline, self.config.model)
+        options, fewer = self.config.model, self.config.model.quantization
+        if fewer is not None and fewer.weights is not None:
+            layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
+        if options.gradient_checkpointing:
+            outline.recompute_activations(options.gradient_checkpointing)
 
     @cached_property
     def engine(self) -> FlowEngine:
@@ -279,15 +286,15 @@ class FlowAssembly(Assembly):
         super().check_data()
         if self.config.sharding.context_parallel > 1:
             self.check_split_sequences()
-        self._check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
+        self.check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
-        self._check_sizes(self.config.rewards, *sized)
+        self.check_sizes(self.config.rewards, *sized)
 
-    def _check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
+    def check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""
         _, index = read_index(self.config.model)
         family, drawn = family_of(self.config.model, index), self.config.drawn
@@ -306,18 +313,7 @@ class FlowAssembly(Assembly):
         """Refuse a model whose sequences ranks can't split."""
         check_contexts(*read_index(self.config.model), self.config.sharding.context_parallel)
 
-    def check_suite(self, suite: Suite, prompts: Sequence[Prompt]) -> None:
-        """Refuse a suite that the model or its scorers can't do, by configuration files alone.
-
-        Raises:
-            UserError: naming what does not fit.
-        """
-        self._check_drawn(suite.scorers, prompts, f"suite {suite.name}: scorers")
-        drawing, validation = suite.drawing, self.config.validation
-        sized = prompts, drawing.height or validation.height, drawing.width or validation.width
-        self._check_sizes(suite.scorers, sized)
-
-    def _check_sizes(
+    def check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
     ) -> None:
         """Refuse pictures of a size that a reward can't score; None is that of the run's own."""

@@ -195,24 +195,30 @@ def together(present: Tensor, slots: int, size: int) -> Iterator[tuple[Tensor, T
 
 
 @dataclass(kw_only=True)
-class JudgedSamples(Batch):
-    """Finished samples, what each is worth, and the noise levels to train at. What is compared stands in one row.
+class ComparedSamples(Batch):
+    """Samples that are compared with each other, in one row, and what each is worth.
 
     M members to a row: 1 where samples are judged on their own, 2 in a preference pair, or a whole group.
     """
 
     conditioning: Gathered[Conditioning]  # [B] what the members of a row share
-    clean: Tensor  # [B, M, ...]
     noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
     value: Tensor  # [B, M] what the algorithm makes of the reward
     present: Tensor  # [B, M] bool: the others have no reward, and no term
-    time: Tensor  # [B, J] shared by the members
     uid: list[str]  # [B]
     sample: Tensor  # [B, M] long: with uid and level it names the noise
-    kl_factor: list[list[float]]  # [B][M]
-    shared_noise: bool = shared()  # all members get the noise of the first
     seed: int = shared()
     update: int = shared()
+
+
+@dataclass(kw_only=True)
+class JudgedSamples(ComparedSamples):
+    """Finished samples and the noise levels to train at."""
+
+    clean: Tensor  # [B, M, ...]
+    time: Tensor  # [B, J] shared by the members
+    kl_factor: list[list[float]]  # [B][M]
+    shared_noise: bool = shared()  # all members get the noise of the first
 
     def costs(self) -> list[int]:
         """Members of each row that are there."""
@@ -247,10 +253,6 @@ class JudgedSamples(Batch):
             atom=to_device(atom, device),
             kl_factor=[self.kl_factor[r][m] for r, m in zip(row.tolist(), member.tolist(), strict=True)],
         )
-
-    def judged(self) -> int:
-        """Samples that have a judgement."""
-        return int(self.present.sum())
 
 
 @dataclass(kw_only=True)

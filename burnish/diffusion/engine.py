@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from burnish.diffusion.algorithms.base import Recording, Role
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.steps import Plan, denoise, finished, returning, thinned
+from burnish.diffusion.steps import Plan, denoise, finished, thinned
 from burnish.models.lora import merging_rounds
 from burnish.options import Solver
-from burnish.rollout.sources import Job
+from burnish.rollout.sources import Job, group_starts
 from burnish.training.ranks import Lockstep
 from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt
@@ -88,19 +88,18 @@ class FlowEngine:
 
     def __init__(self, roles: FlowRoles, options: RolloutOptions, *, seed: int) -> None:
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
+        # whether adapters are folded in
+        self.merges = not merging_rounds(self.model.network) if options.merge_lora == "auto" else options.merge_lora
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
         size = self.sample_size(job)
-        merge = self.options.merge_lora
-        if merge == "auto":
-            merge = not merging_rounds(self.model.network)
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
             try:
                 conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
             finally:
                 self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
-            role = until_sampled.enter_context(self.roles.sampling(job.role, merge=merge))
+            role = until_sampled.enter_context(self.roles.sampling(job.role, merge=self.merges))
             role = replace(role, around=partial(step.forward, job.check_cancelled))
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
@@ -112,17 +111,16 @@ class FlowEngine:
             step_size, count = self.options.batch_size, len(job.prompts)
             batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
             pauses = self._pauses(conditioning, plan)
-            runs: Iterator[Generator[Any, None, Denoising]] = (
+            runs = [
                 self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule, pauses)
                 for rows in batches
-            )
+            ]
+            for run in runs * len(pauses):
+                next(run)
+            parts: Iterator[Denoising] = map(finished, runs)
             if pauses:  # all rows by one network, and then by the next, and decoded after that: each comes once
-                waiting = list(runs)
-                for run in waiting * len(pauses):
-                    next(run)
-                runs = iter([returning(finished(run)) for run in waiting])
-            for rows, run in zip(batches, runs, strict=True):
-                part = yield from run  # which doesn't pause
+                parts = iter(list(parts))
+            for rows, part in zip(batches, parts, strict=True):
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
 
     def _pauses(self, conditioning: Gathered[Conditioning], plan: Plan) -> list[int]:
@@ -133,12 +131,10 @@ class FlowEngine:
     def sample_size(self, job: FlowJob | None = None) -> SampleSize:
         """The size of samples, and their steps: a job's, or the run's."""
         options = self.options
-        if job is None:
-            return SampleSize(height=options.height, width=options.width, steps=options.num_inference_steps)
+        height, width, steps = (None, None, None) if job is None else (job.height, job.width, job.steps)
         return SampleSize(
-            height=job.height or options.height, width=job.width or options.width,
-            steps=job.steps or options.num_inference_steps,
-        )  # fmt: skip
+            height=height or options.height, width=width or options.width, steps=steps or options.num_inference_steps
+        )
 
     def condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
         """What the run's samples of prompts are drawn from."""
@@ -227,14 +223,11 @@ class FlowEngine:
         if job.recording is None:
             return chosen
         window, stochastic = job.recording.window, job.recording.kind != "ode"
-        for row, (prompt, group) in enumerate(zip(job.prompts, job.group.tolist(), strict=True)):
-            if row and group == int(job.group[row - 1]):
-                chosen[row] = chosen[row - 1]
-                continue
-            parts = (prompt.uid,) if window.shared_by == "group" else ()
+        for start, stop in pairwise(group_starts(job.group)):
+            parts = (job.prompts[start].uid,) if window.shared_by == "group" else ()
             key = random.key(self.seed, "window", job.update, *parts)
             try:
-                chosen[row, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
+                chosen[start:stop, window.choose(steps, update=job.update - 1, key=key, stochastic=stochastic)] = True
             except ValueError as error:
                 # options were checked against their own number of steps; some pipelines take fewer (strength)
                 raise UserError(

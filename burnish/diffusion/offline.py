@@ -194,17 +194,12 @@ class ImageFiles:
         limit: Callable[[Sequence[Any]], Sequence[Any]] = list,
     ) -> None:  # fmt: skip
         """Read them; ``limit`` chooses those of all records that are taken."""
-        rollout = config.rollout
-        self.crop: tuple[int, int] | None = None
-        if config.data.fit == "centre_crop":
-            assert rollout.height is not None, "the configuration was not checked"
-            assert rollout.width is not None, "the configuration was not checked"
-            self.crop = (rollout.height, rollout.width)
-        size = None if self.crop else (rollout.height, rollout.width)
-        self.n = rollout.n
+        size = config.rollout.height, config.rollout.width
+        self.crop: Any = size if config.data.fit == "centre_crop" else None
+        self.n = config.rollout.n
         self.groups: list[ScoredGroup] = []  # of pictures with scores
         self.weights = (config.data.scores or {}) if holds == "scored" else {}
-        self.read = read_pictures(files, holds, size=size, keys=config.data, scores=self.weights)
+        self.read = read_pictures(files, holds, size=None if self.crop else size, keys=config.data, scores=self.weights)
         if holds == "scored":
             self.groups = list(limit(scored_groups(self.read, self.weights)))
             self.read = [member for group in self.groups for member in group.members]

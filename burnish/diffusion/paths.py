@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from burnish.diffusion.batches import groups_of, together
+from burnish.diffusion.batches import ComparedSamples, groups_of, together
 from burnish.diffusion.steps import diffuse, uniform_above
-from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.batch import Batch, Gathered, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
 from burnish.utils import random
@@ -80,26 +80,18 @@ SHIFT = 3.0  # of noise levels towards noise
 
 
 @dataclass(kw_only=True)
-class GroupPaths(Batch):
+class GroupPaths(ComparedSamples):
     """Groups of samples with all of their steps, and J of these to train at; a row is a group of M."""
 
-    conditioning: Gathered[Conditioning]  # [B]
     state: Tensor  # [B, M, N, ...] where each step began
     next_state: Tensor  # [B, M, N, ...] where it ended
-    noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
     time: Tensor  # [B, N]
     time_next: Tensor  # [B, N]
-    value: Tensor  # [B, M] advantages
-    present: Tensor  # [B, M] bool: the others have no reward, and no term
     step: Tensor  # [B, J] long: steps of the policy that are trained
     level: Tensor  # [B, J] noise level at which the reference and the fake score judge them
     reward_level: Tensor  # [B, J] and the surrogate
     surrogate_step: Tensor  # [B, J] long: steps whose ends the surrogate learns from
     surrogate_level: Tensor  # [B, J] noise level at which it does
-    uid: list[str]  # [B]
-    sample: Tensor  # [B, M] long
-    seed: int = shared()
-    update: int = shared()
 
     @classmethod
     def of(cls, scored: Scored, value: Tensor, how: TDMR1) -> GroupPaths:

@@ -120,10 +120,9 @@ class FlowRoles(TrainedRoles):
 
     def lagged(self, name: str) -> NetworkRole:
         """A role by its name."""
-        sharded = self.shards.networks.get(self.network_of(name))
-        return NetworkRole(
-            self.model, self.guidance, partial(self.active, name), sharded, partial(self.shards_agree, name)
-        )
+        network = self.network_of(name)
+        sharded, agree = self.shards.networks.get(network), partial(self.shards.agree, network)
+        return NetworkRole(self.model, self.guidance, partial(self.active, name), sharded, agree)
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -168,10 +167,6 @@ class FlowRoles(TrainedRoles):
             for one in (network.children() if isinstance(network, Networks) else [network])
             for block in blocks_of(one)
         ]
-
-    def shards_agree(self, name: str, forwards: dict[str, int]) -> dict[str, int]:
-        """The forwards that every rank makes of each network, where ranks hold them together."""
-        return self.shards.agree(self.network_of(name), forwards)
 
     @contextmanager
     def sampling(self, name: str, *, merge: bool) -> Iterator[NetworkRole]:

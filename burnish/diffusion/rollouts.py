@@ -173,12 +173,9 @@ def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -
     Both are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference.
     Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
     """
-    if not roles.has_reference:
+    rows = list(_noised(roles, some, size)) if some and roles.has_reference else []
+    if not rows and not (roles.has_reference and roles.shards.networks):
         return {}
-    there = some if some is not None and len(some) else None
-    if there is None and not roles.shards.networks:
-        return {}
-    rows = [] if there is None else list(_noised(roles, there, size))
     found = []
     for name in ("policy", "reference"):
         with roles.sampling(name, merge=False) as role:

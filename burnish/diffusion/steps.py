@@ -81,7 +81,11 @@ def transition(
     if kind == "ode":
         return Transition(x - _column(step, x) * velocity, torch.zeros_like(t), step, share)
     if kind in ("cps", "ddim"):
-        fresh = torch.sin(level * math.pi / 2) if kind == "cps" else level * _undetermined(t, t_next)
+        fresh = (
+            torch.sin(level * math.pi / 2) if kind == "cps"
+            # of the noise at t_next, what the state at t doesn't determine
+            else level * (1 - (t_next * (1 - t) / (t * (1 - t_next))).square()).clamp_min(0).sqrt()
+        )  # fmt: skip
         std = t_next * fresh
         kept = (t_next.square() - std.square()).clamp_min(0).sqrt()
         clean = x - _column(t, x) * velocity
@@ -94,11 +98,6 @@ def transition(
     restoring = diffusion.square() / (2 * t)
     drift = velocity + _column(restoring, x) * (x + _column(1 - t, x) * velocity)
     return Transition(x - _column(step, x) * drift, diffusion * step.sqrt(), step, share)
-
-
-def _undetermined(t: Tensor, t_next: Tensor) -> Tensor:
-    """The fraction of the noise at t_next that the state at t doesn't determine."""
-    return (1 - (t_next * (1 - t) / (t * (1 - t_next))).square()).clamp_min(0).sqrt()
 
 
 def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
@@ -267,20 +266,16 @@ def denoise(
     return Trajectory(x, state, next_state, time, time_next, logprob)
 
 
-def finished(run: Generator[None, None, T]) -> T:
-    """What is returned in the end, whatever it waits for on the way."""
+def finished(run: Generator[Any, Any, T], answer: Callable[[Any], Any] = lambda asked: None) -> T:
+    """What a computation returns in the end; what it asks for on the way is answered."""
+    answers = None
     while True:
         try:
-            next(run)
+            asked = run.send(answers)
         except StopIteration as done:
             found: T = done.value
             return found
-
-
-def returning(found: T) -> Generator[None, None, T]:
-    """A run that has found it already."""
-    yield from ()
-    return found
+        answers = answer(asked)
 
 
 def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | None]:

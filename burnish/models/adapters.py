@@ -43,8 +43,6 @@ def check_adapter_files(options: LoraOptions) -> None:
         UserError: naming the option that differs, or the file that is damaged.
     """
     folder = adapter_folder(options)
-    if not folder.is_dir():
-        raise UserError(f"{OPTION} is {options.path}, which is no folder; give the folder of an exported adapter")
     lacking = [name for name in (SETTINGS, WEIGHTS) if not (folder / name).is_file()]
     if lacking:
         pickle = " (adapter_model.bin is a pickle, which Burnish doesn't read)"

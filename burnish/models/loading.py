@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 NONE: Mapping[str, str] = MappingProxyType({})
-ADAPTER = (
+ADAPTERS = dict.fromkeys(
+    ("adapter_config.json", "pytorch_lora_weights.safetensors"),
     "is a LoRA adapter; set model.path to the model that it was trained on, and model.lora.path to this folder (its "
-    "rank is model.lora.rank)"
+    "rank is model.lora.rank)",
 )
-ADAPTERS = {"adapter_config.json": ADAPTER, "pytorch_lora_weights.safetensors": ADAPTER}
 
 
 def read_folder(

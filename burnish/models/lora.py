@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import as_placed, place
@@ -60,8 +61,8 @@ def add_adapters(
         place(network, next(network.parameters()).device)
     for name in names:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), as_placed(network):
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are intended
-            warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")  # nothing is merged
+            # several are intended, and nothing is merged
+            warnings.filterwarnings("ignore", "Already found a `peft_config`|TorchaoLoraLinear was instantiated")
             torch.manual_seed(seed)
             attach(network, config, name)
     _check_adapted(network, adapted, saved)
@@ -167,12 +168,8 @@ def carriers(network: nn.Module) -> list[Any]:
 def adapter_parameters(network: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """The weights of an adapter by their names in the network, without its own."""
     marks = {f".{kind}.{name}.": f".{kind}." for kind in KINDS}
-    found = {}
-    for key, parameter in network.named_parameters():
-        for mark, plain in marks.items():
-            if mark in key:
-                found[key.replace(mark, plain)] = parameter
-    return found
+    every = network.named_parameters()
+    return {key.replace(mark, plain): one for key, one in every for mark, plain in marks.items() if mark in key}
 
 
 def plain_name(key: str, name: str) -> str | None:
@@ -188,10 +185,8 @@ def plain_name(key: str, name: str) -> str | None:
 def use_adapter(layers: Sequence[Any], name: str | None) -> None:
     """Activate one adapter, or none (the reference). Only the active adapter's parameters are trainable."""
     for layer in layers:
-        if name is None:
-            layer.enable_adapters(False)
-        else:
-            layer.enable_adapters(True)
+        layer.enable_adapters(name is not None)
+        if name is not None:
             layer.set_adapter(name)
 
 
@@ -211,25 +206,26 @@ class AsInForward:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self._layers: list[Any] | None = None
+
+    @cached_property
+    def layers(self) -> list[Any]:
+        """Those with adapters, once it has some."""
+        return carriers(self.network)
 
     def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        if self._layers is None:
-            self._layers = carriers(self.network)
-        return nullcontext(), self._again(active_adapter(self._layers))
+        return nullcontext(), self._again(active_adapter(self.layers))
 
     @contextmanager
     def _again(self, name: str | None) -> Iterator[None]:
-        assert self._layers is not None
-        now = active_adapter(self._layers)
+        now = active_adapter(self.layers)
         if now == name:
             yield
             return
-        switch_adapter(self._layers, name)
+        switch_adapter(self.layers, name)
         try:
             yield
         finally:
-            switch_adapter(self._layers, now)
+            switch_adapter(self.layers, now)
 
 
 def active_adapter(layers: Sequence[Any]) -> str | None:

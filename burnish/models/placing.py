@@ -58,7 +58,8 @@ def load_mapped(kind: Any, folder: Path, *, dtype: torch.dtype, **options: Any) 
             rest = torch.float32 if kept(name) else wanted[name].dtype if own_dtypes else dtype
             setattr(value, NOTE, rest)
     _take_computed(network, built)
-    for config in (network.config, *_parts(network.config)):
+    parts = getattr(network.config, "sub_configs", ())
+    for config in (network.config, *(getattr(network.config, name, None) for name in parts)):
         if getattr(config, "dtype", None) == own:
             config.dtype = dtype
     return network
@@ -72,10 +73,6 @@ def _take_computed(network: nn.Module, built: nn.Module) -> None:
         for name in own._non_persistent_buffers_set:
             own._buffers[name] = other._buffers[name]
         own.__dict__.update({name: value for name, value in vars(other).items() if isinstance(value, Tensor)})
-
-
-def _parts(config: Any) -> list[Any]:
-    return [part for name in getattr(config, "sub_configs", ()) if (part := getattr(config, name, None)) is not None]
 
 
 def resting(weight: Tensor) -> torch.dtype:

@@ -233,11 +233,9 @@ def _give(module: Any) -> None:
 
 
 def _functional() -> ModuleType:
-    found: Any = ModuleType("torchvision.transforms.v2.functional")
-    for function in FUNCTIONS:
-        setattr(found, function.__name__, function)
-    found.__getattr__ = _missing
-    return found  # type: ignore[no-any-return]
+    found = ModuleType("torchvision.transforms.v2.functional")
+    vars(found).update({function.__name__: function for function in FUNCTIONS}, __getattr__=_missing)
+    return found
 
 
 def _missing(name: str) -> Any:

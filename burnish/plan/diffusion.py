@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.pipeline.checks import FORMS, SLIPS
 from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
-from burnish.diffusion.pipeline.model import FORMS, SLIPS, PipelineModel
+from burnish.diffusion.pipeline.model import PipelineModel
 from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import MadeUpPictures, made_up_prompts

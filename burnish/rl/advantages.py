@@ -29,12 +29,7 @@ class Rewards:
     mask: Tensor  # [B, K] bool: actions that count, of samples that have a reward
     value: Tensor  # [B, K] predictions of the value network; [B, 0] without one
     steps: Tensor  # [B, K] what of the reward belongs to a step that ends with the action; NaN where none does
-    applied: Tensor = None  # type: ignore[assignment]  # [B, R] weights of each for each sample; not given: ``weights``
-
-    def __post_init__(self) -> None:
-        if self.applied is None:
-            each = torch.tensor(self.weights, dtype=torch.float64).expand(len(self.reward), -1)
-            object.__setattr__(self, "applied", each)
+    applied: Tensor  # [B, R] float64: weights of each for each sample; 0 where one doesn't apply
 
     @classmethod
     def of(cls, scores: Scores, group: Tensor, actions: int) -> Rewards:
@@ -346,8 +341,6 @@ def optimality(
     return (advantage / (2 * clip) + 0.5).clamp(0, 1)
 
 
-StdKind = Literal["unbiased", "biased", "none"]
-
 EPS = 1e-8  # added to a std that is divided by
 SAME = 1e-6  # a std this small against the values themselves is rounding, not a difference to magnify
 
@@ -389,7 +382,7 @@ def moments(values: Tensor, mask: Tensor) -> Moments:
     return Moments(float(len(kept)), float(kept.mean()), float((kept - kept.mean()).square().sum()))
 
 
-def whitened(values: Tensor, mask: Tensor, std: StdKind) -> Tensor:
+def whitened(values: Tensor, mask: Tensor, std: Literal["unbiased", "biased", "none"]) -> Tensor:
     """Masked values minus their mean, over their standard deviation.
 
     Values that are all equal become exactly 0.

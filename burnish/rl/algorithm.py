@@ -21,17 +21,12 @@ if TYPE_CHECKING:
     from burnish.rl.advantages import Advantages, Rewards
     from burnish.rl.surrogates import Surrogate
     from burnish.types.batch import Batch
-    from burnish.types.rollout import Loss
+    from burnish.types.rollout import Loss, Scores
 
 
 def _listed(value: Any) -> Any:
     """One rule, or one bound, is short for a list of it."""
     return value if value is None or isinstance(value, (list, tuple)) else [value]
-
-
-Rules = Annotated[Annotated[list[Rule], Field(min_length=1)] | None, BeforeValidator(_listed)]
-Bounds = Annotated[list[Positive] | None, BeforeValidator(_listed)]
-LowerBounds = Annotated[list[Positive | None] | None, BeforeValidator(_listed)]
 
 
 @options
@@ -50,26 +45,22 @@ class RolloutCorrection:
     """If given, weights outside of lower to upper become 0 instead (IcePop)."""
     batch_normalise: Annotated[bool, ReadIf("weights", "step", "sample")] = False
     """Divide weights by their mean, so that they don't change the learning rate."""
-    reject: Rules = None
+    reject: Annotated[Annotated[list[Rule], Field(min_length=1)] | None, BeforeValidator(_listed)] = None
     """Leave out steps (token) or samples (by the sum, mean or largest of their steps) that are too far off, and out of
     the count. Of a ratio r, k1 is -log r, k2 is (log r)^2 / 2 and k3 is r - 1 - log r. Of a list, what any rule
     rejects is out."""
-    reject_above: Bounds = None
+    reject_above: Annotated[list[Positive] | None, BeforeValidator(_listed)] = None
     """Largest k2 or k3; k1 may be at most the log of it. A list has one for each rule."""
-    reject_below: LowerBounds = None
+    reject_below: Annotated[list[Positive | None] | None, BeforeValidator(_listed)] = None
     """k1 must be at least the log of it; null takes 1 / reject_above. The others have no lower bound. A list has one,
     or null, for each rule."""
 
     @model_validator(mode="after")
-    def _weights_are_read(self) -> RolloutCorrection:
+    def _bounds_fit(self) -> RolloutCorrection:
         if self.lower is not None and self.lower > self.upper:
             raise ValueError(f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them")
         if self.weights == "none" and self.reject is None:
             raise ValueError("weights is none and reject is null, so nothing is corrected; choose one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _rules_have_bounds(self) -> RolloutCorrection:
         given = [self.reject, self.reject_above, self.reject_below]
         if len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1:
             shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
@@ -112,29 +103,37 @@ class RolloutCorrection:
                 where log-probs are in nats already, as those of tokens.
             compares: whether the surrogate has a ratio, which in bypass is a part of these weights already.
         """
-        from burnish.rl import importance
+        from burnish.rl.importance import (
+            correction_metrics,
+            importance_weights,
+            joint_metrics,
+            rejected_fractions,
+            rejection_mask,
+            rejection_metrics,
+            weight_metrics,
+        )
         from burnish.rl.surrogates import masked, ratio_of
 
         ratio, kept = learner - sampled, mask  # as surrogates compare them
         nats = ratio if scale is None else ratio * scale
-        metrics = importance.correction_metrics(learner, sampled, mask, time=time, scale=scale)
+        metrics = correction_metrics(learner, sampled, mask, time=time, scale=scale)
         weights = mask.to(learner.dtype)
         if not mask.any():
             return weights, kept, metrics
         if self.weights != "none":
             how: Any = {"level": self.weights, "upper": self.upper, "lower": self.lower}
             how["batch_normalise"] = self.batch_normalise
-            weights = importance.importance_weights(nats, mask, **how)
-            metrics |= importance.weight_metrics(nats, mask, **how)
+            weights = importance_weights(nats, mask, **how)
+            metrics |= weight_metrics(nats, mask, **how)
             if scale is not None:
-                metrics |= importance.joint_metrics(nats, mask, level=self.weights, applied=weights)
+                metrics |= joint_metrics(nats, mask, level=self.weights, applied=weights)
             if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
-            kept = kept & importance.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
-            metrics |= importance.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+            kept = kept & rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
+            metrics |= rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
         if self.rules:
-            metrics |= importance.rejected_fractions(kept, mask)
+            metrics |= rejected_fractions(kept, mask)
         return weights, kept, metrics
 
 
@@ -260,9 +259,10 @@ def range_metrics(**values: Tensor) -> dict[str, float]:
     }
 
 
-def advantage_metrics(reward: Tensor, advantage: Tensor) -> dict[str, float]:
-    """Of the rewards and advantages of a batch."""
-    return range_metrics(rewards=reward, advantages=advantage, returns=advantage)
+def advantage_metrics(scores: Scores, advantage: Tensor) -> dict[str, float]:
+    """Of the rewards of a batch, and of its advantages [B, ...]."""
+    present = (~scores.missing).nonzero().flatten()
+    return range_metrics(rewards=scores.reward[present], advantages=advantage[present], returns=advantage[present])
 
 
 Metrics = dict[str, float]

@@ -261,27 +261,20 @@ def rejection_metrics(
     }
     if rule.endswith("k1"):
         found[f"{name}_seq_fraction_low"] = _share(by_sample < low)
-    rejected = rejected_fractions(kept, mask)
-    return _named(found) | {
-        f"{PREFIX}{name}_masked_fraction": rejected[f"{PREFIX}rollout_rs_masked_fraction"],
-        f"{PREFIX}{name}_seq_masked_fraction": rejected[f"{PREFIX}rollout_rs_seq_masked_fraction"],
-    }
+    return _named(found) | rejected_fractions(kept, mask, name)
 
 
-def rejected_fractions(kept: Tensor, mask: Tensor) -> dict[str, float]:
-    """What all rules together rejected: the share of steps, and of samples that lost any.
+def rejected_fractions(kept: Tensor, mask: Tensor, name: str = "rollout_rs") -> dict[str, float]:
+    """What was rejected: the share of steps, and of samples that lost any.
 
     Args:
         kept: [B, K] bool, the product of the rules' masks.
         mask: [B, K] bool, what counted before.
+        name: of one rule; by default of all together.
     """
     lost = mask & ~kept
-    return _named(
-        {
-            "rollout_rs_masked_fraction": _share(lost[mask]),
-            "rollout_rs_seq_masked_fraction": _share(lost.any(1)[mask.any(1)]),
-        }
-    )
+    fractions = {"masked_fraction": lost[mask], "seq_masked_fraction": lost.any(1)[mask.any(1)]}
+    return _named({f"{name}_{part}": _share(rejected) for part, rejected in fractions.items()})
 
 
 def _named(found: dict[str, Tensor]) -> dict[str, float]:

@@ -94,12 +94,10 @@ class KlController:
         self.coef, self.target, self.horizon = coef, target, horizon
 
     def update(self, current: float, samples: int) -> None:
-        """Move the coefficient after ``samples`` samples whose KL was ``current``; a non-finite KL says nothing."""
-        if samples >= 5 * self.horizon:
-            raise ValueError(
-                f"the KL horizon is {self.horizon} with {samples} samples per update: one step could make the "
-                f"coefficient negative; set it above {samples // 5}"
-            )
+        """Move the coefficient after ``samples`` samples whose KL was ``current``; a non-finite KL says nothing.
+
+        Five horizons of samples, which no configuration allows, could make it negative.
+        """
         if self.target is not None and math.isfinite(current):
             error = min(max(current / self.target - 1, -0.2), 0.2)
             self.coef *= 1 + error * samples / self.horizon
@@ -110,9 +108,6 @@ class KlController:
     def load_state_dict(self, state: dict[str, float]) -> None:
         if self.target is not None:  # else it is that of the options
             self.coef = state["coef"]
-
-
-HORIZON = 10_000.0
 
 
 KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
@@ -133,16 +128,13 @@ def one_of(*more: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-KlKind = Annotated[str, one_of()]
-
-
 @options
 class TokenKl:
     """What it costs the policy to leave the reference, which is the policy before training."""
 
     route: Literal["loss", "reward"] = "loss"
     """loss: a term of the loss, with a gradient. reward: taken off the reward of every token (InstructGPT)."""
-    kind: KlKind | None = None
+    kind: Annotated[str, one_of()] | None = None
     """Estimate of the KL per token; null takes k1 in the reward and k3 in the loss. As a loss k1 has no gradient on
     average, k2 has that of the KL; k1+ and k3+ have their own value and k2's gradient; unbiased corrects k3 for the
     policy that sampled. Or the name of a registered KL estimator."""
@@ -152,7 +144,7 @@ class TokenKl:
     """adaptive raises the weight while the KL is above its target, and lowers it below."""
     target: Annotated[Positive | None, ReadIf("controller", "adaptive")] = None
     """KL that is kept by controller=adaptive, summed over the tokens of a response."""
-    horizon: Annotated[Positive, ReadIf("controller", "adaptive")] = HORIZON
+    horizon: Annotated[Positive, ReadIf("controller", "adaptive")] = 10_000.0
     """Responses over which controller=adaptive can change the weight by a fifth."""
     refresh_every: Count | None = None
     """Policy updates after which the policy becomes the new reference, again and again; null keeps the first one."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from burnish.rl.surrogates import Surrogate
 
 Clip = Annotated[float, Field(gt=0, le=1)]  # ratios below 1 - clip can't exist above 1
-AboveOne = Annotated[float, Field(gt=1)]
 
 
 @register("surrogate", "clip", whole_samples=False)
@@ -32,7 +31,7 @@ def ppo_clip(
     *,
     clip: Clip = 0.2,
     clip_high: Positive | None = None,
-    dual_clip: AboveOne | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> Surrogate:
     """PPO's clipped ratio (Schulman et al. 2017, eq. 7), with DAPO's two clip ranges and dual clipping.
 

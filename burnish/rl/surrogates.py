@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Divergence = Literal["reverse", "forward", "jsd"]
 LEAST = -1e30  # log-prob of what is impossible; finite, because 0 * -inf is NaN
 WEIGHT_MAX = 20.0  # bound of an importance weight
 
 
-def divergence(student: Tensor, teacher: Tensor, kind: Divergence, *, mix: float = 0.5) -> Tensor:
+def divergence(
+    student: Tensor, teacher: Tensor, kind: Literal["reverse", "forward", "jsd"], *, mix: float = 0.5
+) -> Tensor:
     """Between distributions over the last axis (Agarwal et al. 2024, arXiv:2306.13649, eq. 1 and 2): [...].
 
     reverse: KL(student || teacher), which seeks a mode of the teacher; forward: KL(teacher || student), which covers
@@ -175,14 +176,6 @@ def guard_log_ratio(
         [M], a log-ratio for ``flow_clip``.
     """
     return (logprob - old) * std + squared_distance(mean, old_mean, share) / (2 * std)
-
-
-def guard_weights(step: Tensor) -> Tensor:
-    """GRPO-Guard's balance of gradients across noise levels: the loss of each step is divided by its length [M].
-
-    The mean of a step moves with the velocity times the step length, so long steps would rule the sum.
-    """
-    return 1 / step
 
 
 def kl_trust_region(

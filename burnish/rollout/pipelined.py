@@ -76,16 +76,12 @@ class Filling:
         if before is not None and not before._future.done():
             self._patience += before._patience
         self._future: Future[Any] = Future()
-        self._abandoned = False
+        self.abandoned = False  # nobody will learn from it, so that nothing more is requested
         threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
 
     def result(self, timeout: float) -> Any:
         """Its rollouts; ``timeout`` is the limit of each of its rounds, in seconds."""
         return self._future.result(timeout * self._rounds)
-
-    def abandon(self) -> None:
-        """Request nothing more: nobody will learn from it."""
-        self._abandoned = True
 
     def _run(self, before: Filling | None) -> None:
         try:
@@ -99,7 +95,7 @@ class Filling:
             self._future.set_result(rollouts)
 
     def _generate(self, request: RolloutRequest) -> Any:
-        if self._abandoned:
+        if self.abandoned:
             raise RuntimeError(f"the samples for update {self.update} are no longer needed")
         handle = self.rollout_worker.submit(request)
         rollouts = handle.result(self._round)
@@ -220,7 +216,10 @@ class PipelinedSource:
         now = time.perf_counter()
         step, admission = max(now - self._handed_out, 1e-9), min(batch.held, now - found_at)
         self._handed_out = now
-        metrics = self._staleness(batch) | {
+        staleness = float(batch.update - 1 - batch.version)
+        metrics = {
+            "pipeline/staleness/mean": staleness,
+            "pipeline/staleness/max": staleness,
             "pipeline/idle_share/trainer": (now - called_at) / step,
             "pipeline/idle_share/rollout": 1 - min(batch.handle.seconds / step, 1.0),
             "timing_s/wait/publication": found_at - called_at,
@@ -271,7 +270,7 @@ class PipelinedSource:
         with self._changed:
             for batch in self._ahead:
                 if isinstance(batch.handle, Filling):
-                    batch.handle.abandon()
+                    batch.handle.abandoned = True
             self._begin_anew()
             for rollouts in state.get("ahead", []):
                 handle = _Finished(rollouts)
@@ -315,7 +314,3 @@ class PipelinedSource:
             f"reach the rollout workers (update {update}); check the rollout workers' logs, or "
             "raise ray.call_timeout"
         )
-
-    def _staleness(self, batch: _Batch) -> dict[str, float]:
-        staleness = float(batch.update - 1 - batch.version)
-        return {"pipeline/staleness/mean": staleness, "pipeline/staleness/max": staleness}

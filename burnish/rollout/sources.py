@@ -97,6 +97,10 @@ class Stop:
     asked: Callable[[], bool] = lambda: False
     around: Callable[[], AbstractContextManager[None]] = nullcontext  # what can't ask: a request ends it, by Cancelled
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Entered by what can't ask."""
+        return self.around()
+
     def check(self) -> None:
         """Called between steps of sampling, and while others are waited for.
 
@@ -131,7 +135,7 @@ class Job:
 
     def seeds(self, seed: int) -> dict[str, Any]:
         """The same for a record: with the prompt and the number of a sample it can be drawn again."""
-        return {"seed": seed, "purpose": self.purpose, "update": self.update}
+        return {"seed": seed, "purpose": self.purpose, "drawn_for": self.update}
 
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], n: int, **options: Any) -> Self:
@@ -162,7 +166,6 @@ def collector(job: Job, scorer: Scorer, *, one_by_one: bool, **more: Any) -> Col
 
 def split(request: RolloutRequest, parts: int) -> list[RolloutRequest]:
     """Chunks of full groups, in order and as even as they get; fewer of them where there are fewer groups."""
-    assert parts > 0, f"nothing can be split into {parts} parts"
     starts = group_starts(request.group)
     groups = len(starts) - 1
     count = min(parts, groups)
@@ -294,19 +297,6 @@ class PromptSchedule:
         return {} if sampler is None else {"history": sampler.state(last)}
 
 
-def refuse_ahead(state: dict[str, Any]) -> None:
-    """Refuse batches that were sampled ahead, where sampling does not run ahead.
-
-    Raises:
-        UserError: the checkpoint holds some.
-    """
-    if state.get("ahead"):
-        raise UserError(
-            f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, which this run would not "
-            "use; resume with the runtime=ray and the async_rollout.depth that it was made with"
-        )
-
-
 Given = OfflineSamples | OfflineResponses | OfflineJudgements | Scored | ScoredResponses
 Prepare = Callable[[list[Any], int], Given]  # by records, and the update that they are for
 
@@ -362,7 +352,11 @@ class OnlineSource(StreamSource):
         return self.stream.state_dict(position) | told | saved(self.normaliser)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        refuse_ahead(state)
+        if state.get("ahead"):
+            raise UserError(
+                f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, which this run would not "
+                "use; resume with the runtime=ray and the async_rollout.depth that it was made with"
+            )
         restore(state, self.normaliser)
         super().load_state_dict(state)
         self._after = self.stream.position, self.schedule.history()

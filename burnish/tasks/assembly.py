@@ -149,7 +149,7 @@ class Assembly:
     def scorer(self) -> Scorer:
         """Scores samples with the run's rewards."""
         config = self.config
-        return Scorer(config.rewards, config.scoring, config.mixing, around=lambda: self.stop.around())
+        return Scorer(config.rewards, config.scoring, config.mixing, around=self.stop.waiting)
 
     @cached_property
     def normaliser(self) -> Normaliser | None:

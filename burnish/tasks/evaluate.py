@@ -62,6 +62,14 @@ class Evaluation:
     """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
 
     suite: Any  # None is a validation
+    # of a task
+    job: Callable[..., Any]  # N samples of every prompt, with a generator's guidance; see ``groups``
+    sampled: Callable[[Any], Evaluated]  # of a job of one prompt at least: sampled and scored in this process
+    metrics: Callable[[Any, Evaluated], Metrics]  # what is reported besides rewards
+    keep: Callable[[Path, Any, int, Evaluated, int], Sequence[dict[str, Any]]]  # write what the first samples show
+    keep_file: Callable[[Path, Any, Evaluated, int], Mapping[str, Any]]  # write one sample in full
+    keep_of_suite: Callable[[Path, str, Evaluated, int], dict[str, Any]]  # write one of a suite if it is shown
+    settings: Any  # how a suite is sampled, in full
 
     def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
         """A validation of a run, or a suite on its model.
@@ -80,7 +88,7 @@ class Evaluation:
     def scorer(self) -> Any:
         """Who scores: the run's scorer, or one of the suite's own."""
         suite, assembly = self.suite, self.assembly
-        own = suite and Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
+        own = suite and Scorer(suite.scorers, assembly.config.scoring, around=assembly.stop.waiting)
         return own or assembly.scorer
 
     @property
@@ -88,10 +96,6 @@ class Evaluation:
         """Prompts whose samples are kept, of whatever kind."""
         files = None if self.suite else self.assembly.validation_files
         return SHOWN if files is None else max(SHOWN, files.options.prompts)
-
-    def job(self, n: int, guidance: float | None = None) -> Any:
-        """``n`` samples of every prompt; see ``groups``."""
-        raise NotImplementedError
 
     def groups(self, kind: type[J], n: int, **how: Any) -> J:
         """A job of the task's engine, which samples as ``how`` says."""
@@ -102,34 +106,9 @@ class Evaluation:
         # of a suite, a sample's seeds depend on nothing else that is in it
         return replace(job, sample=job.sample % n) if self.suite else job
 
-    def sampled(self, job: Any) -> Evaluated:
-        """Sample and score in this process; there is at least one prompt."""
-        raise NotImplementedError
-
-    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
-        """What this task reports besides rewards."""
-        raise NotImplementedError
-
     def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
         """What is known of each sample besides its scores, by name; NaN where it is not."""
         return {}
-
-    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        """Write what the first samples show; what is recorded of each of them."""
-        raise NotImplementedError
-
-    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
-        """Write one sample in full; what is recorded of it."""
-        raise NotImplementedError
-
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
-        """Write one sample of a suite if it is shown; what is recorded of it."""
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """How a suite is sampled, in full."""
-        raise NotImplementedError
 
     def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Validate. Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.

@@ -76,7 +76,7 @@ class SampleFiles:
             scores: [B].
             write: writes what a row shows into a folder; what is recorded of it.
             version: policy updates behind the weights that sampled.
-            drawn: what decides, with the prompt and the number of the sample, the random draws: seed, purpose, update.
+            drawn: what decides on the random draws, with the prompt and the number of the sample; see ``Job.seeds``.
         """
         for number in dict.fromkeys(group.tolist()):
             if not self.wanted(update, number) or self._is_full():
@@ -88,10 +88,8 @@ class SampleFiles:
             with writing(target):
                 shutil.rmtree(away, ignore_errors=True)
                 away.mkdir(parents=True)
-                shown = dict(_written(away, prompts[rows[0]]))
-                about = {"folder": target.name, "update": update, "version": version, "group": number}
-                about |= {"seed": drawn["seed"], "purpose": drawn["purpose"], "drawn_for": drawn["update"]}
-                about |= _about(prompts[rows[0]]) | shown
+                about = {"folder": target.name, "update": update, "version": version, "group": number, **drawn}
+                about |= _about(prompts[rows[0]]) | dict(_written(away, prompts[rows[0]]))
                 records = [
                     about | {"sample": int(sample[row])} | dict(write(away, row)) | _scored(scores, row) for row in rows
                 ]

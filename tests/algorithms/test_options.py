@@ -32,7 +32,7 @@ FLOW = [
     ("awm", {"advantage_clip": 1.0, "advantage_clip_low": 1.0}, "advantage_clip_low"),
     ("awm", {"old": {"decay": "linear"}}, "linear"), ("awm", {"old": {"linear": (0, 0.1, 0.1, 1.0)}}, "linear"),
     ("awm", {"old": {"counts": "updates"}}, "decay is copy"), ("awm", {"time_range": (0.5, 0.5)}, "time_range"),
-    ("awm", {"ghuber_power": 0.5}, "ghuber_power"), ("awm", {"clip": 1.5}, "clip is 1.5"),
+    ("awm", {"ghuber_power": 0.5}, "ghuber_power"), ("awm", {"clip": 1.5}, "clip"),
     ("awm", {"old": {"decay": "ema"}}, "ema is None"), ("awm", {"sample_with": "slow"}, "sample_with is 'slow'"),
     ("awm", {"anchor": "policy", "old_kl_coef": 1.0}, "anchor is 'policy'"),
     ("awm", {"anchor": "average", "lagged": AVERAGE}, "old_kl_coef is 0"),

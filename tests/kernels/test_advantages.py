@@ -301,9 +301,10 @@ def of_steps(steps, rest=(0.0, 0.0, 0.0), group=(0, 0, 1)):
     steps = torch.tensor(steps)
     total, missing = steps.nan_to_num(0.0).sum(1) + torch.tensor(rest), MISSING[: len(steps)]
     return Rewards(
-        reward=total, components=total[:, None], weights=(1.0,), actions=steps.nan_to_num(0.0),
-        by_turn=steps.nan_to_num(0.0), greedy=total, group=torch.tensor(group), missing=missing,
-        mask=torch.ones_like(steps, dtype=torch.bool), value=torch.zeros(len(steps), 0), steps=steps,
+        reward=total, components=total[:, None], weights=(1.0,), applied=torch.ones(len(steps), 1),
+        actions=steps.nan_to_num(0.0), by_turn=steps.nan_to_num(0.0), greedy=total,
+        group=torch.tensor(group), missing=missing, mask=torch.ones_like(steps, dtype=torch.bool),
+        value=torch.zeros(len(steps), 0), steps=steps,
     )  # fmt: skip
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
 from burnish.options import BelowOne, Count, Fraction, Guidance, NonNegative, OptimizerOptions, Positive
-from burnish.registry import options
+from burnish.registry import ReadIf, options
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -123,11 +123,6 @@ def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: FlowRoles
         return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
 
 
-Decay = Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"]
-Counts = Literal["gradient_steps", "updates"]
-Ramp = tuple[NonNegative, Fraction, NonNegative, Fraction]  # delay, start, slope, end
-
-
 def ramp(delay: float, start: float, slope: float, end: float) -> Callable[[int], float]:
     """A weight of the past that is 0 before ``delay`` steps, and rises from ``start`` to ``end`` in a line then."""
     return lambda n: 0.0 if n < delay else min(start + slope * (n - delay), end)
@@ -144,15 +139,17 @@ DECAYS = {
 class Lag:
     """How a policy follows the one that learns."""
 
-    decay: Decay = "copy"
+    decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
     """How it follows: copied, averaged, or averaged with a weight of the past that rises: as linear says, or by the two
     schedules of DiffusionNFT."""
     ema: BelowOne | None = None
     """ema: weight of the past."""
-    linear: Ramp | None = None
+    linear: tuple[NonNegative, Fraction, NonNegative, Fraction] | None = None
     """linear: [delay, start, slope, end]: at step n that weight is 0 before delay, then start + slope (n - delay), and
     end at most."""
-    counts: Counts = "gradient_steps"
+    counts: Annotated[
+        Literal["gradient_steps", "updates"], ReadIf("decay", "linear", "linear_to_0_5", "delayed_linear_to_0_999")
+    ] = "gradient_steps"
     """What n counts where the weight rises: optimizer steps, or policy updates."""
     update_interval: Count = 1
     """Policy updates after which it follows; in between it stays as it is."""
@@ -165,8 +162,6 @@ class Lag:
                     f"{name} is {value} and decay is {self.decay}: decay {name} needs {name}, and the others never "
                     "read it"
                 )
-        if self.decay in ("copy", "ema") and self.counts != "gradient_steps":
-            raise ValueError(f"counts is never read when decay is {self.decay}; leave it out")
         return self
 
     def weight(self, n: int) -> float:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs
-from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
+from burnish.diffusion.algorithms.forward_process import ForwardProcess
+from burnish.diffusion.algorithms.policy_gradient import summed
 from burnish.options import Count, NonNegative, Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
@@ -73,8 +74,7 @@ class DiffusionDPO(ForwardProcess):
         winner, loser = pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin)
         sign = torch.zeros_like(scores.reward)
         sign[winner], sign[loser] = 1.0, -1.0
-        present = (~scores.missing).nonzero().flatten()
-        metrics = advantage_metrics(scores.reward[present], sign[present]) | {"train/pairs": float(len(winner))}
+        metrics = advantage_metrics(scores, sign) | {"train/pairs": float(len(winner))}
         if len(winner):
             metrics["train/pair_margin"] = float((scores.reward[winner] - scores.reward[loser]).mean())
         members = torch.stack([winner, loser], 1).cpu()

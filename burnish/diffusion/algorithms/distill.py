@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
-from burnish.diffusion.algorithms.forward_process import summed
-from burnish.diffusion.algorithms.policy_gradient import Window
+from burnish.diffusion.algorithms.policy_gradient import Window, summed
 from burnish.options import Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
@@ -40,7 +39,9 @@ class Distill(Algorithm):
     """What a recorded step of the rollout is; ode is deterministic, as pictures are drawn later."""
     noise_level: Annotated[Positive, ReadIf("transition", "sde", "cps", "dance")] = 0.7
     """Strength of the noise of a stochastic step, in the units of its transition; ode never reads it."""
-    kl_form: Literal["published", "exact"] = "published"
+    kl_form: Annotated[
+        Literal["published", "exact"], ReadIf("objective", "distill_kl"), ReadIf("transition", "sde")
+    ] = "published"
     """distill_kl: published leaves the step length out of the SDE's variance; exact keeps it."""
     window: Window = Field(default_factory=Window)
     """Which steps are recorded and learned from."""
@@ -52,8 +53,6 @@ class Distill(Algorithm):
                 "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
                 "use transition sde, cps or dance, or objective distill_fm_mse"
             )
-        if self.kl_form != "published" and (self.objective != "distill_kl" or self.transition != "sde"):
-            raise ValueError("kl_form is read only when objective is distill_kl and transition is sde; leave it out")
         return self
 
     def needs(self) -> Needs:

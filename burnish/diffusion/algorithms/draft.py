@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording
-from burnish.diffusion.algorithms.forward_process import summed
-from burnish.diffusion.algorithms.policy_gradient import Window
+from burnish.diffusion.algorithms.policy_gradient import Window, summed
 from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Role
-from burnish.diffusion.algorithms.policy_gradient import EXACT
+from burnish.diffusion.algorithms.policy_gradient import EXACT, summed
 from burnish.options import SAMPLED, Count, Finite, Fraction, NonNegative, Positive
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import (
@@ -81,7 +81,8 @@ class ForwardProcess(Algorithm):
         low, high = self.time_range
         if self.times == "schedule":
             steps, fraction = steps_between(low, high, len(schedule) - 1), self.timestep_fraction
-            count = self.train_timesteps if fraction is None else steps_in(len(steps), fraction)
+            # rounded down, at least one
+            count = self.train_timesteps if fraction is None else max(1, int(len(steps) * fraction + EXACT))
             levels = schedule[steps.start : steps.stop]
             return torch.stack([levels[random.permutation(len(levels), *key)[:count]] for key in keys])
         draws = random.uniform(self.train_timesteps, keys)
@@ -247,30 +248,11 @@ def steps_between(low: float, high: float, steps: int) -> range:
     return range(int((1 - high) * steps + EXACT), math.ceil((1 - low) * steps - EXACT))
 
 
-def steps_in(steps: int, fraction: float) -> int:
-    """A fraction of ``steps``, rounded down, at least one."""
-    return max(1, int(steps * fraction + EXACT))
-
-
 def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]:
     """Advantages of samples by an algorithm's rule, within its bounds, [B], and their metrics."""
     from burnish.rl.advantages import Rewards
 
     scores = scored.scores
     advantage = advantages_of(algorithm, Rewards.of(scores, scored.group, 1)).advantage[:, 0]
-    present = (~scores.missing).nonzero().flatten()
-    metrics = advantage_metrics(scores.reward[present], advantage[present])
     low, high = clip_range("advantage_clip", algorithm.advantage_clip_low, algorithm.advantage_clip)
-    return advantage.clamp(low, high), metrics
-
-
-def summed(loss: Tensor, values: dict[str, Any]) -> Loss:
-    """A loss per term [M], with metrics that are averages over terms."""
-    from burnish.types.rollout import Loss
-
-    return Loss(loss.sum(), sums(values))
-
-
-def sums(values: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Metrics of terms [M] as (sum, count)."""
-    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}
+    return advantage.clamp(low, high), advantage_metrics(scores, advantage)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import model_validator
 
 from burnish.diffusion.algorithms.base import Lag
-from burnish.diffusion.algorithms.forward_process import WithOldPolicy, summed
+from burnish.diffusion.algorithms.forward_process import WithOldPolicy
+from burnish.diffusion.algorithms.policy_gradient import summed
 from burnish.options import SAMPLED, NonNegative, Positive, SomeGuidance
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import weighted
+from burnish.rl.objectives import Clip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +31,7 @@ class AWM(WithOldPolicy):
     of it times t."""
     ghuber_power: Annotated[Positive, ReadIf("weighting", "ghuber")] = 0.25
     """ghuber: that power."""
-    clip: Positive = 1e-3
+    clip: Clip = 1e-3
     """Clip range of the ratio exp(old error - error); read from the second optimizer step of an update on."""
     clip_high: Positive | None = None
     """Upper clip range if it is to differ from the lower one; null takes clip."""
@@ -40,12 +42,6 @@ class AWM(WithOldPolicy):
 
     advantage_max: Positive | None = None
     """Advantages are scaled so that those at advantage_clip have this size; null leaves them as they are."""
-
-    @model_validator(mode="after")
-    def _weighting_is_read(self) -> Self:
-        if self.clip > 1:
-            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be <= 1")
-        return self
 
     @property
     def policies_read(self) -> dict[str, str]:
@@ -170,26 +166,21 @@ class DGPO(WithOldPolicy):
     baseline: Literal["old", "reference"] = "reference"
     """Whose matching error the policy's is compared with: the reference's, or the old policy's, which moves and wants a
     larger beta."""
-    reference_guidance: SomeGuidance | None = None
+    reference_guidance: Annotated[
+        SomeGuidance | None,
+        ReadIf("reads_reference", why="nothing reads the reference when baseline is old and kl_coef is 0"),
+    ] = None
     """Guidance scale of the reference, as baseline and in the KL, so that a policy that samples without guidance learns
     from what is sampled with it; null takes that of the policy."""
     clip: Positive | None = 0.01
     """A sample whose ratio exp(old error - error) has moved this far to where it should go gets no more gradient;
     read from the second optimizer step of an update on, or with an averaged old policy. null never clips."""
-    clip_kl: bool = False
+    clip_kl: Annotated[bool, ReadIf("kl_coef"), ReadIf("clip")] = False
     """A sample that clip holds gets no gradient of the KL, either."""
     shared_noise: bool = True
     """The samples of a group get the same noise, so that only they differ."""
 
     atom = "group"
-
-    @model_validator(mode="after")
-    def _reference_options_are_read(self) -> Self:
-        if self.reference_guidance is not None and not self.reads_reference:
-            raise ValueError("reference_guidance is never read when baseline is old and kl_coef is 0; leave it out")
-        if self.clip_kl and (self.clip is None or self.kl_coef == 0):
-            raise ValueError("clip_kl is never read when clip is null or kl_coef is 0; leave it out")
-        return self
 
     def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 Share = Annotated[float, Field(gt=0, le=1)]
-StepKlKind = Annotated[str, one_of("published", "exact", "means")]  # of denoising steps; the others are from log-probs
 
 
 @options
@@ -89,10 +88,6 @@ class Window:
         if stop - self.start < size:
             raise ValueError(f"a window of {size} steps does not fit between window.start {self.start} and step {stop}")
         return range(self.start, stop)
-
-    def count(self, steps: int, *, stochastic: bool = True) -> int:
-        """Recorded steps per trajectory."""
-        return self.size or len(self.within(steps, stochastic=stochastic))
 
     def choose(self, steps: int, *, update: int, key: int, stochastic: bool = True) -> list[int]:
         """Indices of the recorded steps, in increasing order.
@@ -177,7 +172,7 @@ class StepPolicyGradient(PolicyGradient):
     """Largest size of an advantage; null never clips."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: Annotated[StepKlKind, ReadIf("kl_coef")] = "published"
+    kl_form: Annotated[str, one_of("published", "exact", "means"), ReadIf("kl_coef")] = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
@@ -285,8 +280,7 @@ class StepPolicyGradient(PolicyGradient):
             kl_factor=scored.scores.kl_factor,
             old_logprobs=annotated.old_logprobs,
         )
-        present = (~scored.scores.missing).nonzero().flatten()
-        metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
+        metrics |= advantage_metrics(scored.scores, advantage)
         some = trained.any(1)
         return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
@@ -319,7 +313,6 @@ class StepPolicyGradient(PolicyGradient):
         from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 
-        count = len(part)
         step = self.step(part.steps, roles.policy)
         logprob = step.logprob(part.steps.next_state, self.density)
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
@@ -334,9 +327,8 @@ class StepPolicyGradient(PolicyGradient):
             form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
             values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
             loss = loss + self.kl_coef * gated_kl(kl, part.kl_factor)
-        metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
-        return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)
+        return Loss(loss.sum(), sums(values) | part.metrics_by_step(values), extremes)
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
@@ -372,6 +364,18 @@ class StepPolicyGradient(PolicyGradient):
 class FlowGRPO(StepPolicyGradient, advantage="flow_group", surrogate="flow_clip"):
     """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group (Liu et al. 2025,
     arXiv:2505.05470)."""
+
+
+def summed(loss: Tensor, values: dict[str, Any]) -> Loss:
+    """A loss per term [M], with metrics that are averages over terms."""
+    from burnish.types.rollout import Loss
+
+    return Loss(loss.sum(), sums(values))
+
+
+def sums(values: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Metrics of terms [M] as (sum, count)."""
+    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}
 
 
 def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:

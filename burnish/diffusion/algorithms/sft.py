@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from burnish.diffusion.algorithms.base import Needs
-from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
+from burnish.diffusion.algorithms.forward_process import ForwardProcess
+from burnish.diffusion.algorithms.policy_gradient import summed
 from burnish.options import BelowOne, Count, Finite, Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics, range_metrics

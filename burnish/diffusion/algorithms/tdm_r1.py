@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
-from burnish.diffusion.algorithms.forward_process import bounded_advantages, sums
-from burnish.diffusion.algorithms.policy_gradient import Window
+from burnish.diffusion.algorithms.forward_process import bounded_advantages
+from burnish.diffusion.algorithms.policy_gradient import Window, sums
 from burnish.options import (
     AdamWOptions,
     BelowOne,

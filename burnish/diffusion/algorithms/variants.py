@@ -99,11 +99,12 @@ class GRPOGuard(FlowGRPO):
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.rl.surrogates import guard_log_ratio, guard_weights
+        from burnish.rl.surrogates import guard_log_ratio
 
         corrected = guard_log_ratio(logprob, old, step.mean, old_mean, step.std, step.share)
         loss, values = super().step_objective(part, step, corrected, old.new_zeros(()).expand_as(old), old_mean)
-        return loss * guard_weights(step.step) if self.balance else loss, values
+        # the mean of a step moves with the velocity times its length, so long steps would rule the sum
+        return loss * (1 / step.step) if self.balance else loss, values
 
 
 @register("flow algorithm", "flow_dppo")
@@ -164,14 +165,11 @@ class TempFlowGRPO(FlowGRPO):
         return own.view_as(weight) / mean
 
 
-Splits = Annotated[list[Whole], Field(min_length=1)]
-
-
 @register("flow algorithm", "branch_grpo")
 class BranchGRPO(FlowGRPO):
     """All samples of a prompt start as one and part at chosen steps; what they share is computed and trained once."""
 
-    splits: Splits = Field(default_factory=lambda: [0, 3, 6])
+    splits: Annotated[list[Whole], Field(min_length=1)] = Field(default_factory=lambda: [0, 3, 6])
     """Denoising steps at which every path parts; rollout.n must be branching ** (number of splits)."""
     branching: Several = 2
     """Into how many."""

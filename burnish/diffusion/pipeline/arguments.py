@@ -58,7 +58,9 @@ class Arguments:
         self.sound_rate = SOUND_RATE
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
-        self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
+        self._decoded: LruCache[list[Image]] = LruCache(
+            DECODED, lambda pictures: sum(3 * picture.width * picture.height for picture in pictures)
+        )
         self._pictures = next((name for name in PICTURES if name in self.parameters), PICTURES[0])
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
@@ -231,7 +233,7 @@ class Arguments:
         """The numbers of what the pipeline returned for one row."""
         import torch
 
-        found = _fields(returned)[0]
+        found = next(iter(returned if isinstance(returned, tuple) else vars(returned).values()))
         values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
         # some give arrays with the channels last, whatever they are asked for
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
@@ -305,14 +307,6 @@ def _decoded(media: Media) -> list[Image]:
     from PIL import Image
 
     return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]
-
-
-def _bytes_of(pictures: list[Image]) -> int:
-    return sum(3 * picture.width * picture.height for picture in pictures)
-
-
-def _fields(returned: Any) -> list[Any]:
-    return list(returned) if isinstance(returned, tuple) else list(vars(returned).values())
 
 
 def _names(returned: Any) -> list[str]:

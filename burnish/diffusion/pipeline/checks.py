@@ -1,10 +1,13 @@
-"""Comparisons of what was recorded of a pipeline with its own runs, when a model is first used."""
+"""Comparisons of what was recorded of a pipeline with its own runs, when a model is first used, and which of the ways
+to compute it is taken."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +16,31 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
-from burnish.diffusion.pipeline.program import ControlFlowChanged, driven, joined
+from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, driven, joined
 from burnish.diffusion.pipeline.runs import PipelineRun, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
+from burnish.types.rollout import Requests
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.model import PipelineModel
-    from burnish.types.rollout import Requests
 
+log = logging.getLogger(__name__)
+
+EXACT = 1e-4  # largest relative difference of ways to compute a velocity, in float32
+GUIDED = 2.0  # some guidance
+TRIED = 4  # steps of the pipeline's own run that velocities are compared with
+TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
+SLIPS = (
+    NotBatchable,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    Unsupported,
+)  # of a pipeline that is run otherwise
+# whether a run takes several states of a prompt, and whether rows share a forward: the fastest first
+FORMS = ((True, True), (False, True), (True, False), (False, False))
 CLOSE, ROUNDED = 1e-3, 5e-2  # largest difference, relative to the largest value: in float32, and in less
 FAR = 0.5  # of the largest value: some schedulers leave a little noise at the end, and here noise is large
 SPREAD = 0.5  # of the noise before the last step, in our scale
@@ -139,6 +159,45 @@ def check_last_step(model: PipelineModel, request: Requests, guidance: float) ->
             f"the last step of its {type(model.pipeline.scheduler).__name__} ends {landing.off:.2g} (relative) from "
             "the sample that is predicted by its prediction_type, so that it is unknown what its networks predict"
         )
+
+
+def choose_form(model: PipelineModel, full: Requests, guidance: float) -> None:
+    """Leave out fast forms that give other velocities or samples than the slowest, and compare with the pipeline's own
+    end.
+
+    Raises:
+        Unsupported: that is another one.
+    """
+    request, way = replace(full, steps=min(full.steps, TRIED)), model.way(full, guidance)
+    table, tolerance = model.program(request, guidance).table, EXACT if model.compute == torch.float32 else ROUNDED
+    for other in {1.0, max(model.rollout.guidance_scale, GUIDED)} - {guidance}:
+        with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
+            model.program(request, other)
+    one, two = (model.initial_latents(request, seed) for seed in (0, 1))
+    states, times = torch.stack([one, two, two / 2, one / 2]), table.times[:-1][[0, -1, 0, -1]]
+    some = Requests.cat([request] * len(states))
+    model.forms[way] = FORMS[-1]
+    each = model.predict(model.network, states, times, some, guidance=guidance)
+    for form in FORMS:
+        model.forms[way] = form
+        with suppress(*SLIPS):  # whatever a pipeline makes of several states
+            if distance(model.predict(model.network, states, times, some, guidance=guidance), each) <= tolerance:
+                break
+    if not model.forms[way][1]:
+        log.warning("%s: rows are computed one by one, as together they differ", type(model.pipeline).__name__)
+    drawn, decoded = model._end(request, one[None]), model.output(request, one[None])
+    model.arguments.check_returned(drawn)
+
+    def apart(*returned: Any) -> list[float]:  # of pictures, and of their sound
+        return [distance(*pair) for pair in zip(*map(model.arguments.parts, returned), strict=True)]
+
+    differences = apart(decoded, drawn)
+    if not all(left <= tolerance for left in differences):
+        raise Unsupported(f"decoded from the same state, a sample differs by {max(differences):.2g} (relative)")
+    if 2 * one.numel() <= TOGETHER:
+        with suppress(*SLIPS):
+            _, both = model.outputs([request] * 2, [two[None], one[None]])
+            model.decodes_together = all(left <= tolerance for left in apart(both, decoded))
 
 
 def how_to_turn_off(pipeline: Any) -> str:

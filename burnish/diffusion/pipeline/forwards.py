@@ -39,10 +39,6 @@ class Rows(NamedTuple):
         layers = not self.listed and all(isinstance(item, Tensor) and self.has(item) for item in value)
         return len(value) == self.length and not layers
 
-    def flags(self, tree: Any) -> Any:
-        """Which of them have."""
-        return tree_map(self.has, tree, is_leaf=self.has)
-
     def map(self, function: Callable[[Any], Any], tree: Any) -> Any:
         """The tree with what a function makes of such tensors and lists."""
         return tree_map(lambda value: function(value) if self.has(value) else value, tree, is_leaf=self.has)

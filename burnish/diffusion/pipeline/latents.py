@@ -18,7 +18,6 @@ from torch import Tensor
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.utils.errors import UserError
 
-Decode = Callable[[Tensor, Callable[..., Any]], Any]
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
 DIGITS = 4096  # base of the two digits that a position is written in: float32 holds each of them exactly
 
@@ -37,7 +36,9 @@ class LatentLayout:
     shape: tuple[int, ...]  # of a state
 
     @classmethod
-    def of(cls, decode: Decode, shape: tuple[int, ...], device: torch.device) -> LatentLayout:
+    def of(
+        cls, decode: Callable[[Tensor, Callable[..., Any]], Any], shape: tuple[int, ...], device: torch.device
+    ) -> LatentLayout:
         """Learn it from ``decode``, which decodes a state [1, ...] with a method in place of the VAE's.
 
         Raises:

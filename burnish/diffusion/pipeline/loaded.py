@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
 from burnish.diffusion.pipeline.loading import LENGTH, classes_of
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 class LoadedPipeline:
     """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
 
-    name: ClassVar[str]
-    pipeline_class: ClassVar[str]
     away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
@@ -114,8 +112,7 @@ class LoadedPipeline:
         if options.vae_tiling:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
-        model.device, model.path = torch.empty(0, device=device).device, path
-        model.away = away
+        model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
@@ -262,13 +259,10 @@ class LoadedPipeline:
                 plain[name] = type(trained).from_config(dict(trained.config))
             plain[name].load_state_dict(own, assign=True)
             plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
-        parts = {name: part for name, part in self._parts().items() if part is not None}
-        absent = {name: None for name in self.pipeline.components if name not in parts}
-        kind = type(self.pipeline)
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
         with quietly():
-            pipeline = kind(**(parts | absent | plain | numbers))
+            pipeline = type(self.pipeline)(**(self._parts() | plain | numbers))
             pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
             pipeline.save_pretrained(folder)
 
@@ -282,6 +276,7 @@ def _place_frozen(
     if options.offload and device == "cpu":
         raise UserError("model.offload is true, but the model is on the CPU already; leave it out")
     away: list[PutAway] = []
+    fewer = None if options.quantization is None else options.quantization.text_encoders
     for name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
             part.requires_grad_(False).eval()
@@ -290,22 +285,16 @@ def _place_frozen(
             if name in others:
                 continue
             refuse_non_finite(part, path / name)
-            _quantize_text(part, name, options, "cpu" if options.offload else device)
+            if fewer is not None and name.startswith("text_encoder"):
+                own = resting(part.get_input_embeddings().weight)  # type: ignore[operator]
+                where = "cpu" if options.offload else device
+                with quietly():
+                    quantize(part, fewer, compute=own, device=where, option="model.quantization.text_encoders")
             if options.offload:
                 away.append(PutAway(part, torch.empty(0, device=device).device))
             else:
                 place(part, device)
     return away
-
-
-def _quantize_text(part: Any, name: str, options: ModelOptions, device: str) -> None:
-    """Store a text encoder's layers in fewer bits, if that is wanted."""
-    fewer = options.quantization
-    if fewer is None or fewer.text_encoders is None or not name.startswith("text_encoder"):
-        return
-    own, option = resting(part.get_input_embeddings().weight), "model.quantization.text_encoders"
-    with quietly():
-        quantize(part, fewer.text_encoders, compute=own, device=device, option=option)
 
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:

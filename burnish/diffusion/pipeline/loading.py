@@ -1,11 +1,15 @@
-"""Generators from directories: checks of model_index.json and of the classes that it names, and loading."""
+"""Generators from directories: checks of model_index.json, of the classes that it names and of what text encoders read
+of prompts, and loading."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from heapq import nlargest
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.models.loading import placement_of, quietly, read_folder
 from burnish.models.placing import rest_frozen
-from burnish.models.quantization import layers_to_quantize, quantize
+from burnish.models.quantization import quantize
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 
+log = logging.getLogger(__name__)
+
 ANY = "pipeline"  # the family of pipelines that no other takes
 STANDARD_SIDE = 128  # latent positions per side if a transformer's configuration names none, as FLUX's pipeline
 MODULAR = {  # what else a folder may hold, and what to do with it
@@ -40,7 +46,8 @@ FEW_STEP_SCHEDULERS = ("LCMScheduler", "FlowMatchLCMScheduler", "SCMScheduler", 
 FEW_STEP_PIPELINES = re.compile(r"SanaSprint\w*Pipeline|LatentConsistencyModel\w*Pipeline")
 FEW = 9  # most denoising steps of a model that was distilled to few
 PARTS = ("transformer", "unet", "scheduler")
-LENGTH = "_max_sequence_length"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
+TOKENS = "max_sequence_length"  # of prompts that are read
+LENGTH = f"_{TOKENS}"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
 
 
 def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -51,8 +58,6 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     """
     path, content = read_folder(options, "model_index.json", "diffusers", "pipeline", others=MODULAR)
     index = path / "model_index.json"
-    if not isinstance(content.get("_class_name", ""), str):
-        raise UserError(f"{index} has _class_name {content['_class_name']!r:.80}; it must be a pipeline's class")
     named = _listed(content)
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
@@ -171,13 +176,118 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     Raises:
         UserError: naming the network, or the first prompt where the family refuses such.
     """
+    from burnish.diffusion.pipeline.arguments import Arguments
     from burnish.diffusion.pipeline.loaded import LoadedPipeline
+    from burnish.types.prompt import texts_of
 
     path, index = read_index(options)
     family = family_of(options, index)
-    if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
-        family.check_networks(index, options)
-        family.check_lengths(path, index, with_length(index, rollout), prompts)
+    if not issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+        return
+    family.check_networks(index, options)
+    kind, tokenizers = Arguments.of_index(index, rollout).kind, tokenizers_of(path, index)
+    for encoder, size in vocabularies_of(path, index).items():
+        if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
+            refuse_unknown(tokenizer, texts_of(prompts), encoder, size)
+    length = with_length(index, rollout).max_sequence_length
+    if warning := truncated(kind, tokenizers.values(), length, texts_of(prompts)):
+        log.warning(warning)
+
+
+LOOKED_AT = 10_000  # texts that are tokenised: a million would take minutes
+
+
+def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizers of a pipeline by the names of its parts, and those of its processors; nothing else is loaded.
+
+    Args:
+        path: folder of the pipeline.
+        index: its model_index.json.
+
+    Raises:
+        UserError: one can't be loaded.
+    """
+    import transformers
+
+    found: dict[str, Any] = {}
+    for name in parts_of(index):
+        library, named = index[name]
+        settings = path / name / "tokenizer_config.json"
+        if library != "transformers" or not settings.is_file():
+            continue
+        read_object(settings)  # or its library would fail without naming it
+        # processors have classes of their own, which need what reads pictures
+        own = str(named) if "Tokenizer" in str(named) else "AutoTokenizer"
+        kind = getattr(transformers, own, transformers.AutoTokenizer)
+        with quietly(), understood(f"model.path is {path}, whose {name} can't be loaded"):
+            found[name] = kind.from_pretrained(path / name, local_files_only=True)
+    return found
+
+
+def vocabularies_of(path: Path, index: Mapping[str, Any]) -> dict[str, int]:
+    """How many tokens each text encoder of a pipeline knows, where its config.json says so; no weight is read."""
+    sizes = {name: config_of(path, name).get("vocab_size") for name in parts_of(index) if "text_encoder" in name}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def longer(tokenizer: Any, texts: Iterable[str], limit: int) -> dict[str, int]:
+    """The texts of more than ``limit`` tokens, and how many each has; only the longest texts are tokenised."""
+    spare = limit - tokenizer.num_special_tokens_to_add()  # a token has a byte at least
+    sizes = {text: size for text in texts if (size := len(text.encode())) >= spare}
+    longest = nlargest(LOOKED_AT, sizes, key=sizes.__getitem__)
+    return {text: len(ids) for text, ids in _tokenised(tokenizer, longest) if len(ids) > limit}
+
+
+def _tokenised(tokenizer: Any, texts: list[str]) -> Iterable[tuple[str, list[int]]]:
+    """The texts with their token ids."""
+    with quietly():  # what is too long is told by its caller, in the run's own terms
+        return zip(texts, tokenizer(texts).input_ids if texts else [], strict=True)
+
+
+def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int) -> None:
+    """Refuse a tokenizer of another model: one that gives ids beyond the vocabulary of its text encoder.
+
+    Raises:
+        UserError: with the first such text.
+    """
+    if max(tokenizer.get_vocab().values()) < size:
+        return
+    for text, ids in _tokenised(tokenizer, list(texts)):
+        if (token := max(ids, default=0)) >= size:
+            raise UserError(
+                f"prompt {text!r:.60} has token id {token}, but {encoder} has only {size}: the tokenizer belongs to "
+                "another model; fetch the model again"
+            )
+
+
+def truncated(kind: type, tokenizers: Iterable[Any], length: int | None, texts: Iterable[str]) -> str:
+    """What is said of texts that every text encoder truncates; nothing where each is read by one of them.
+
+    Args:
+        kind: class of the pipeline.
+        tokenizers: its own. Those of several encoders read the same text: CLIP's sees the beginning alone.
+        length: rollout.max_sequence_length, or None for the pipeline's own.
+        texts: of prompts.
+    """
+    taken = inspect.signature(inspect.unwrap(kind.__call__)).parameters
+    usual = taken[TOKENS].default if TOKENS in taken else None
+    asked = usual if length is None else length
+    limits = sorted(((min(one.model_max_length, asked or one.model_max_length), one) for one in tokenizers),
+                    key=lambda pair: pair[0], reverse=True)  # fmt: skip
+    if not limits:
+        return ""
+    limit, widest = limits[0]
+    over = longer(widest, texts, limit)
+    for other, tokenizer in limits[1:]:
+        over = {text: over[text] for text in longer(tokenizer, over, other)}
+    if not over:
+        return ""
+    count, text = max((count, text) for text, count in over.items())
+    return (
+        f"{len(over)} prompt{'s have' if len(over) > 1 else ' has'} more tokens than a {kind.__name__} reads, which "
+        f"leaves out the end: {text!r:.60} has {count}, of which it reads {limit}; shorten them"
+        f"{f', or set rollout.{TOKENS} higher' if TOKENS in taken else ''}"
+    )
 
 
 def load_model(
@@ -216,7 +326,16 @@ def load_model(
             if only_samples and options.lora is None:
                 rest_frozen(model.network, compute)
             if not shared:
-                _quantize(model, options)
+                if (fewer := options.quantization) is not None and fewer.weights is not None:
+                    model.refuse_non_finite()
+                    with quietly():
+                        quantize(
+                            model.network,
+                            fewer.weights,
+                            compute=model.compute,
+                            device=model.device,
+                            exclude=fewer.exclude,
+                        )
                 model.place()
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
@@ -244,29 +363,6 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
             dtype=stored, compute=compute, device="meta", given={},
         )  # fmt: skip
     return model
-
-
-def match_layers(model: FlowModel, options: ModelOptions) -> None:
-    """Refuse options about layers or blocks that the networks don't have; weights need no values for this.
-
-    Raises:
-        UserError: naming the option.
-    """
-    fewer = options.quantization
-    if fewer is not None and fewer.weights is not None:
-        layers_to_quantize(model.network, fewer.weights, exclude=fewer.exclude)
-    if options.gradient_checkpointing:
-        model.recompute_activations(options.gradient_checkpointing)
-
-
-def _quantize(model: FlowModel, options: ModelOptions) -> None:
-    """Store the networks' layers in fewer bits, if that is wanted."""
-    fewer = options.quantization
-    if fewer is None or fewer.weights is None:
-        return
-    model.refuse_non_finite()
-    with quietly():
-        quantize(model.network, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude)
 
 
 ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are

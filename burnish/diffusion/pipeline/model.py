@@ -6,7 +6,6 @@ record computed again: rows of many prompts wait for the same forward of a netwo
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,17 +24,20 @@ from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.base import Agree, SampleSize
 from burnish.diffusion.pipeline.checks import (
+    FORMS,
+    TOGETHER,
+    TRIED,
     check_last_step,
     check_steps,
-    distance,
+    choose_form,
     how_to_turn_off,
 )
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
-from burnish.diffusion.pipeline.networks import attention_layers, by_name
-from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
+from burnish.diffusion.pipeline.networks import by_name
+from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
@@ -47,10 +49,9 @@ from burnish.diffusion.pipeline.runs import (
 )
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.trace import DependsOnHistory
-from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
-from burnish.types.prompt import Prompt, texts_of
+from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
 from burnish.utils.errors import UserError, out_of_memory
@@ -60,29 +61,18 @@ if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.types.samples import Kind
 
-log = logging.getLogger(__name__)
-
 
 OURS = Path(__file__).parents[2]
 # functions of ours that call parts of a pipeline as the pipeline calls them
 HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 
-DRAWN = "can't be drawn from with the first prompt and these options: its own call"
-GIVE = (
-    "give it what it needs (pictures with the prompt, rollout.height and width, for validations those of validation, "
-    "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
-)
-
-
 @contextmanager
-def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
+def explained(kind: str) -> Iterator[None]:
     """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
 
     Args:
         kind: class of the pipeline.
-        ended: what of it ends with the error.
-        way: out of it.
 
     Raises:
         UserError: with the reason, or with the error and the line of the library that raised it.
@@ -99,28 +89,17 @@ def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
         raise UserError(
-            f"a {kind} {ended} ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line "
-            f"{last.lineno}); {way}"
+            f"a {kind} can't be drawn from with the first prompt and these options: its own call ended with "
+            f"{type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what it needs "
+            "(pictures with the prompt, rollout.height and width, for validations those of validation, "
+            "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
         ) from error
 
 
 LATEST = 256  # prompts with pictures whose schedules and masks are kept
 
 
-GUIDED = 2.0  # some guidance
 KEPT = 2**30  # bytes of programs on the networks' device
-TRIED = 4  # steps of the pipeline's own run that velocities are compared with
-EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
-TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
-SLIPS = (
-    NotBatchable,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    Unsupported,
-)  # of a pipeline that is run otherwise
-FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
 
 
 @register("flow model", "pipeline")
@@ -141,7 +120,7 @@ class PipelineModel(LoadedPipeline):
             )
         self.arguments = Arguments(type(pipeline), rollout)
         self.arguments.read_rate(pipeline.components.values())
-        self._forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
+        self.forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
         self.unverified = FORMS[0]  # of the others
         self.decodes_together = False  # whether small samples are the same, decoded together
         self._verified: set[Any] = set()
@@ -183,22 +162,18 @@ class PipelineModel(LoadedPipeline):
 
     @cached_property
     def lora_targets(self) -> list[str]:
-        """The linear layers of attention modules."""
-        return attention_layers(self.network)
+        """Full names of the linear layers of attention modules."""
+        inside = [
+            name for name, module in self.network.named_modules()
+            if "attn" in name.rpartition(".")[2] or "attention" in type(module).__name__.lower()
+        ]  # fmt: skip
+        return [
+            name for name, module in self.network.named_modules()
+            if isinstance(module, nn.Linear) and any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        ]  # fmt: skip
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         self.arguments.check_prompts(prompts)
-
-    @classmethod
-    def check_lengths(
-        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
-    ) -> None:
-        kind, tokenizers = Arguments.of_index(index, rollout).kind, tokenizers_of(path, index)
-        for encoder, size in vocabularies_of(path, index).items():
-            if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
-                refuse_unknown(tokenizer, texts_of(prompts), encoder, size)
-        if warning := truncated(kind, tokenizers.values(), rollout.max_sequence_length, texts_of(prompts)):
-            log.warning(warning)
 
     def condition(
         self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
@@ -323,10 +298,10 @@ class PipelineModel(LoadedPipeline):
         with explained(type(self.pipeline).__name__), torch.no_grad():
             check_steps(self, full, guidance)
             check_last_step(self, full, guidance)
-            self._choose_form(row, guidance)
-            if self._way(row, 1.0) not in self._forms:
+            choose_form(self, full, guidance)
+            if self.way(full, 1.0) not in self.forms:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
-                    self._choose_form(row, 1.0)
+                    choose_form(self, full, 1.0)
         self._verified.add(way)
 
     def _steps(self, request: Requests) -> int:
@@ -335,44 +310,11 @@ class PipelineModel(LoadedPipeline):
 
     def form(self, request: Requests, guidance: float) -> tuple[bool, bool]:
         """Whether a run takes several states of a prompt, and whether rows share a forward."""
-        return self._forms.get(self._way(request, guidance), self.unverified)
+        return self.forms.get(self.way(request, guidance), self.unverified)
 
-    def _way(self, request: Requests, guidance: float) -> Any:
+    def way(self, request: Requests, guidance: float) -> Any:
+        """What decides on the form of a run."""
         return request.height, request.width, min(self._steps(request), TRIED), guidance > 1
-
-    def _choose_form(self, row: Requests, guidance: float) -> None:
-        """Leave out fast forms that give other velocities or samples than the slowest, and compare with the pipeline's
-        own end."""
-        request, way = replace(row, steps=min(self._steps(row), TRIED)), self._way(row, guidance)
-        table, tolerance = self.program(request, guidance).table, EXACT if self.compute == torch.float32 else ROUNDED
-        for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
-            with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
-                self.program(request, other)
-        one, two = (self.initial_latents(request, seed) for seed in (0, 1))
-        states, times = torch.stack([one, two, two / 2, one / 2]), table.times[:-1][[0, -1, 0, -1]]
-        some = Requests.cat([request] * len(states))
-        self._forms[way] = FORMS[-1]
-        each = self.predict(self.network, states, times, some, guidance=guidance)
-        for form in FORMS:
-            self._forms[way] = form
-            with suppress(*SLIPS):  # whatever a pipeline makes of several states
-                if distance(self.predict(self.network, states, times, some, guidance=guidance), each) <= tolerance:
-                    break
-        if not self._forms[way][1]:
-            log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
-        drawn, decoded = self._end(request, one[None]), self.output(request, one[None])
-        self.arguments.check_returned(drawn)
-        apart = self._apart(decoded, drawn)
-        if not all(left <= tolerance for left in apart):
-            raise Unsupported(f"decoded from the same state, a sample differs by {max(apart):.2g} (relative)")
-        if 2 * one.numel() <= TOGETHER:
-            with suppress(*SLIPS):
-                _, both = self.outputs([request] * 2, [two[None], one[None]])
-                self.decodes_together = all(left <= tolerance for left in self._apart(both, decoded))
-
-    def _apart(self, *returned: Any) -> list[float]:
-        """Relative differences of what the pipeline returned twice: of pictures, and of their sound."""
-        return [distance(*pair) for pair in zip(*map(self.arguments.parts, returned), strict=True)]
 
     def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
@@ -415,7 +357,7 @@ class PipelineModel(LoadedPipeline):
                 return other
             program = self.recorded(request, guidance, make())
             if program.generic and len(known) < LATEST:
-                known.append(program.template)
+                known.append(program.bound_to({}))  # without what is this prompt's own
             return program
 
         return self._programs.get((prompt.uid, *shape), found)

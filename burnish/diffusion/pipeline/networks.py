@@ -115,18 +115,6 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
     return tuple(found)
 
 
-def attention_layers(network: nn.Module) -> list[str]:
-    """Full names of the linear layers in attention modules, which get adapters unless the user names others."""
-    inside = [
-        name for name, module in network.named_modules()
-        if "attn" in name.rpartition(".")[2] or "attention" in type(module).__name__.lower()
-    ]  # fmt: skip
-    return [
-        name for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and any(name == outer or name.startswith(f"{outer}.") for outer in inside)
-    ]  # fmt: skip
-
-
 TOKENS, TEXT = 4, 3  # of what is compared
 TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative difference
 

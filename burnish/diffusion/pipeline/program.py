@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, 
 
 from burnish.diffusion.pipeline.forwards import Call, Whole, tiled
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, sigma_at
+from burnish.diffusion.steps import finished
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.runs import RecordedRun
@@ -63,16 +64,14 @@ class NetworkCall:
     kind: str  # equal for calls that may share a forward
     alone: set[int]  # values of arguments that have no rows
     outputs: list[int] = field(default_factory=list)
-    of_states: set[int] = field(default_factory=set)  # values that differ between states
-    of_times: set[int] = field(default_factory=set)  # and between times
 
-    def at(self, values: Mapping[int, Tensor], count: int, *, fresh: bool) -> Call:
-        """The call for so many states; ``fresh`` is at another time than the recorded one."""
+    def at(self, values: Mapping[int, Tensor], count: int, of_states: Set[int], of_times: Set[int]) -> Call:
+        """The call for so many states, which differ in some values, and are at a time that differs in others."""
 
         def own(one: Any, row: int | None = None) -> Any:
             if not isinstance(one, Value):
                 return one
-            value, several = values[one.number], count > 1 and one.number in self.of_states
+            value, several = values[one.number], count > 1 and one.number in of_states
             if several and row is None:
                 raise NotBatchable
             return value[row] if several else value
@@ -84,11 +83,11 @@ class NetworkCall:
                 return tree_map(own, given)
             if isinstance(given, list):
                 return [own(one, row) for row in range(count) for one in given]
-            if isinstance(given, Value) and count > 1 and given.number in self.of_states:
+            if isinstance(given, Value) and count > 1 and given.number in of_states:
                 return values[given.number].flatten(0, 1)
             return tiled(own(given), count)
 
-        differs = self.alone & (self.of_states | self.of_times if fresh else self.of_states)
+        differs = self.alone & (of_states | of_times)
         kind = f"{self.kind} {id(values)}" if differs else self.kind
         return Call(self.network, tree_map(made, self.flags, self.arguments), kind)
 
@@ -122,7 +121,6 @@ def numbers_in(tree: Any) -> Iterator[int]:
 
 
 T = TypeVar("T")
-Asks = Generator[list[Call], list[Any], list[Tensor]]
 
 
 class Segment:
@@ -170,9 +168,7 @@ class Segment:
         self.rounds = _rounds(steps, in_order=self._in_order)
         self._done = _last_readers(self.rounds, {root.number for root in roots if isinstance(root, Value)})
         self.calls = [call for _, calls in self.rounds for call in calls]
-        for call in self.calls:
-            call.of_states, call.of_times = moving, timed
-        self._moving = moving
+        self._moving, self._later = moving, timed  # values that differ between states, and between times
         needed = {root.number for root in roots if isinstance(root, Value)}.union(*map(inputs_of, steps)) - moving
         given_anew = needed.union(*map(inputs_of, self._timed)) - moving - timed
         # what depends on the prompt is bound to it, at the recorded times and at others
@@ -185,7 +181,7 @@ class Segment:
     def run(
         self, given: Mapping[int, Tensor], count: int = 1, *, bound: Mapping[int, Tensor],
         times: Mapping[int, Tensor] | None = None, generator: torch.Generator | None = None,
-    ) -> Asks:  # fmt: skip
+    ) -> Generator[list[Call], list[Any], list[Tensor]]:  # fmt: skip
         """Compute it: calls of networks are yielded, and their outputs sent.
 
         Args:
@@ -216,7 +212,8 @@ class Segment:
                 compute(one, values, generator)
                 self._drop(values, one)
             if calls:
-                asked = [call.at(values, count, fresh=times is not None) for call in calls]
+                later = self._later if times is not None else set[int]()
+                asked = [call.at(values, count, self._moving, later) for call in calls]
                 for call in calls:
                     self._drop(values, call)
                 outputs = yield asked
@@ -253,14 +250,7 @@ class Segment:
 
 def driven(run: Generator[list[Call], list[Any], T], answer: Callable[[Call], Any]) -> T:
     """What a computation returns, with calls of networks answered one by one."""
-    outputs: list[Any] | None = None
-    while True:
-        try:
-            calls = next(run) if outputs is None else run.send(outputs)
-        except StopIteration as done:
-            found: T = done.value
-            return found
-        outputs = [answer(call) for call in calls]
+    return finished(run, lambda calls: [answer(call) for call in calls])
 
 
 def _last_readers(rounds: Sequence[tuple[list[Operation], list[NetworkCall]]], roots: set[int]) -> dict[int, list[int]]:
@@ -305,7 +295,7 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, Segment):
         return all(alike(getattr(one, name), getattr(other, name)) for name in ("roots", "given", "entries", "fixed"))
     if isinstance(one, Operation | NetworkCall):
-        names = {part.name for part in fields(one)} - {"drawn", "of_states", "of_times"}
+        names = {part.name for part in fields(one)} - {"drawn"}
         return all(alike(getattr(one, name), getattr(other, name)) for name in names)
     if isinstance(one, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
@@ -410,7 +400,7 @@ class Program:
         self._bound = {n for one in segments for n in one.prompted} | {
             one.number for one in self.prompt if isinstance(one, Value)
         }
-        self.bound = {number: trace.kept(number) for number in self._bound | made}
+        self.bound = {number: trace.tensors[number] for number in self._bound | made}
         # equal for prompts that may have the same program
         self.signature = signature_of(
             [self.bound[one.number] if isinstance(one, Value) else one for one in self.prompt]
@@ -421,11 +411,10 @@ class Program:
         """Of what it keeps for its prompt."""
         return OBJECTS + sum(value.nbytes for value in (*self.bound.values(), *self._fixed.values()))
 
-    @property
-    def template(self) -> Program:
-        """The same for other prompts, without what is this one's."""
+    def bound_to(self, values: Mapping[int, Tensor]) -> Program:
+        """The same with other values of what depends on the prompt."""
         found = copy.copy(self)
-        found.bound = {}
+        found.bound = dict(values)
         return found
 
     def alike(self, other: Program) -> bool:
@@ -445,9 +434,7 @@ class Program:
         }
         for entry in self._settled:
             compute(entry, values)
-        found = copy.copy(self)
-        found.bound = {number: values[number] for number in self._bound}
-        return found
+        return self.bound_to({number: values[number] for number in self._bound})
 
     def velocity(
         self, scheduler: Any, x: Tensor, time: float, number: int | None = None
@@ -521,13 +508,9 @@ class Program:
 
 def placed(table: NoiseSchedule, values: Tensor, name: str, k: int, time: float) -> Tensor:
     """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
-    if name == "timesteps":
-        called = table.name(time)
-        values = values.to(called.dtype).clone()
-        values[table.skipped + k] = called
-    else:
-        values = values.clone()
-        values[table.skipped + k] = sigma_at(table.kind, time)
+    here = table.name(time) if name == "timesteps" else values.new_tensor(sigma_at(table.kind, time))
+    values = values.to(here.dtype, copy=True)
+    values[table.skipped + k] = here
     return values
 
 

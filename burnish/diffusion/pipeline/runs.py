@@ -231,10 +231,10 @@ def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
         return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
-    def copied(memo: Any) -> Any:
-        return stand_in_scheduler(fresh, run, linear=linear)
-
-    own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
+    own: dict[str, Any] = {
+        "set_timesteps": set_timesteps, "step": step,
+        "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, linear=linear),
+    }  # fmt: skip
     if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
         # looked up in a table by the time, also where the one that is asked for lies between two
         def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:

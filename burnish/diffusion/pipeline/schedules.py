@@ -27,6 +27,10 @@ SMALLEST = 1e-8  # signal beside pure noise
 Kind = Literal["flow", "rising", "vp", "ve"]
 
 
+class Unsupported(Exception):
+    """Why a pipeline can't be trained, for a message."""
+
+
 def kind_of(signal: Tensor, noise: Tensor) -> Kind | None:
     """The convention of steps with these factors a and s, [N] each; None if it is none of these.
 
@@ -35,11 +39,6 @@ def kind_of(signal: Tensor, noise: Tensor) -> Kind | None:
     sums: dict[Kind, Tensor] = {"flow": signal + noise, "vp": signal.square() + noise.square(), "ve": signal}
     found = next((kind for kind, values in sums.items() if bool(((values - 1).abs() < TOLERANCE).all())), None)
     return "rising" if found == "flow" and bool(noise[-1] > noise[0]) else found
-
-
-def scale_at(kind: Kind, time: float) -> float:
-    """a + s at a time."""
-    return {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(kind, 1.0)
 
 
 def sigma_at(kind: Kind, time: float) -> float:
@@ -52,8 +51,8 @@ def time_of(kind: Kind, level: float) -> float:
     return {"flow": level, "rising": 1 - level}.get(kind, level / (1 + level))
 
 
-def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: float) -> Tensor | None:
-    """eps - x_0 at a sample ``x`` [B, ...] of that convention; None if it is unknown what networks predict.
+def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: float) -> Tensor:
+    """eps - x_0 at a sample ``x`` [B, ...] of that convention.
 
     Args:
         kind: of convention.
@@ -61,6 +60,9 @@ def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: floa
         output: [B, ...] of the network.
         x: in its own scale.
         time: t.
+
+    Raises:
+        Unsupported: it is unknown what networks predict.
     """
     if kind in ("flow", "rising"):
         return output if kind == "flow" else -output
@@ -68,7 +70,7 @@ def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: floa
     a, s = (1 - time) / size, time / size  # as if their squares added up to 1
     known = {"epsilon": (0.0, 1.0), "sample": (1.0, 0.0), "v_prediction": (-s, a)}
     if predicts not in known:
-        return None
+        raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
     p, q = known[predicts]  # output = p x_0 + q eps, and x = a x_0 + s eps
     return ((a + s) * output - (p + q) * (x * a if kind == "ve" else x)) / (a * q - s * p)
 
@@ -83,12 +85,7 @@ EULER = {  # schedulers of several evaluations per step, and those that have the
 }
 DDIM = ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")  # their steps are of one length
 CLIPPING = ("DDPMScheduler", "DDPMParallelScheduler", "LCMScheduler")  # schedulers whose steps read clip_sample
-NO_NOISE = "can't noise a picture (it has no add_noise)"
 ROUNDING = 1e-5  # relative, of noise levels
-
-
-class Unsupported(Exception):
-    """Why a pipeline can't be trained, for a message."""
 
 
 def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
@@ -106,7 +103,7 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
     if kind is None:
         return
     if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
-        raise Unsupported(f"its {kind.__name__} {NO_NOISE}")
+        raise Unsupported(f"its {kind.__name__} can't noise a picture (it has no add_noise)")
     flows = (
         config_of(path, "scheduler").get("use_flow_sigmas")
         or "use_flow_sigmas" not in inspect.signature(kind).parameters
@@ -138,9 +135,7 @@ def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
     asked._begin_index = asked._step_index = None
     if hasattr(asked, "scale_noise"):
         return asked.scale_noise(ones, names, 0 * ones), asked.scale_noise(0 * ones, names, ones)
-    if hasattr(asked, "add_noise"):
-        return asked.add_noise(ones, 0 * ones, names), asked.add_noise(0 * ones, ones, names)
-    raise Unsupported(f"its {type(scheduler).__name__} {NO_NOISE}")
+    return asked.add_noise(ones, 0 * ones, names), asked.add_noise(0 * ones, ones, names)
 
 
 def _end(scheduler: Any, kind: Kind) -> float:
@@ -247,8 +242,8 @@ class NoiseSchedule:
         return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
 
     def scale(self, time: float) -> float:
-        """The scheduler's states over ours."""
-        return scale_at(self.kind, time)
+        """The scheduler's states over ours: a + s at a time."""
+        return {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(self.kind, 1.0)
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
@@ -266,6 +261,4 @@ class NoiseSchedule:
             clean: Tensor = scheduler.precondition_outputs(x, output, sigma)
             return (x - clean) / sigma - clean
         predicts = scheduler.config.get("prediction_type", "epsilon")
-        if (found := velocity_of(self.kind, predicts, output, x, time)) is None:
-            raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
-        return found
+        return velocity_of(self.kind, predicts, output, x, time)

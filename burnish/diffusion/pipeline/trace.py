@@ -49,7 +49,7 @@ class Trace(TorchDispatchMode):
         self.device = device  # of networks
         self.entries: list[Operation | NetworkCall] = []
         self._numbers: dict[int, int] = {}  # by the identity of a tensor
-        self._tensors: list[Tensor] = []  # by number: kept, so that no other gets its identity
+        self.tensors: list[Tensor] = []  # by number: kept, so that no other gets its identity
         self._depends: list[int] = []
         self._made: list[int] = []  # the entry that a value comes from, or -1
         self._copies: dict[Any, int] = {}  # of constants that were written to, by their storage
@@ -59,8 +59,8 @@ class Trace(TorchDispatchMode):
 
     def leaf(self, tensor: Tensor, depends: int, made: int = -1) -> int:
         """Record a tensor from here on; returns its number."""
-        self._numbers[id(tensor)] = number = len(self._tensors)
-        self._tensors.append(tensor)
+        self._numbers[id(tensor)] = number = len(self.tensors)
+        self.tensors.append(tensor)
         self._depends.append(depends)
         self._made.append(made)
         return number
@@ -172,7 +172,8 @@ class Trace(TorchDispatchMode):
 
     def call(self, call: Call, answer: Callable[[], Any]) -> Any:
         """A call of a network whose output is made up."""
-        rows, flags = call.rows, call.rows.flags(call.arguments)
+        rows = call.rows
+        flags = tree_map(rows.has, call.arguments, is_leaf=rows.has)
         leaves = zip(tree_leaves(call.arguments, is_leaf=rows.has), tree_leaves(flags), strict=True)
         # numbers that are alone, as the time of a UNet, are given to each row
         single = [leaf for leaf, rowed in leaves if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)]
@@ -209,18 +210,20 @@ class Trace(TorchDispatchMode):
             Unsupported: it depends on something else, or its code reads numbers of the state.
         """
         values = [self.value(root) for root in roots]
-        chosen = set[int]()
-        for place, entry in enumerate(self.entries[:end]):
-            if (draws and is_noise(entry)) or (place >= start and not entry.outputs):
-                chosen.add(place)
+        chosen = {
+            place for place, entry in enumerate(self.entries[:end])
+            if (draws and is_noise(entry)) or (place >= start and not entry.outputs)
+        }  # fmt: skip
         others = self._follow(values, chosen, set(given), start, end)
+        # what is drawn before the first call of a network is the same for all samples
+        setup = next((i for i, one in enumerate(self.entries) if isinstance(one, NetworkCall)), len(self.entries))
         entries = [self.entries[place] for place in sorted(chosen)]
         for place in chosen:
-            if not draws and is_noise(self.entries[place]) and (place > self.setup or place in noise):
+            if not draws and is_noise(self.entries[place]) and (place > setup or place in noise):
                 raise Unsupported(MORE + "noise drawn in each step")
         if others and self._matters(others, entries, values):
             raise DependsOnHistory(MORE + "momentum of guidance")
-        return Segment(entries, values, list(given), self._tensors, self._depends, draws=draws)
+        return Segment(entries, values, list(given), self.tensors, self._depends, draws=draws)
 
     def noise_of(self, tensors: Sequence[Tensor]) -> set[int]:
         """The entries that draw noise which tensors are made from."""
@@ -238,30 +241,27 @@ class Trace(TorchDispatchMode):
                 continue
             seen.add(number)
             made = self._made[number]
-            if self._depends[number] & STATE and (made < 0 or (self._is_call(made) and made < start)):
+            if self._depends[number] & STATE and made < start and self._is_given(number):
                 others.add(number)
                 continue
-            for place in (made, *self._writes.get(_storage(self._tensors[number]), ())):
+            for place in (made, *self._writes.get(_storage(self.tensors[number]), ())):
                 if 0 <= place < end and place not in chosen:
                     chosen.add(place)
                     following += inputs_of(self.entries[place])
         return others
 
-    def kept(self, number: int) -> Tensor:
-        """A value as it was recorded."""
-        return self._tensors[number]
-
-    def _is_call(self, place: int) -> bool:
-        return isinstance(self.entries[place], NetworkCall)
+    def _is_given(self, number: int) -> bool:
+        """Whether no operation makes a value: a state, or what a network answers."""
+        return self._made[number] < 0 or isinstance(self.entries[self._made[number]], NetworkCall)
 
     def _matters(self, others: set[int], entries: Sequence[Operation | NetworkCall], roots: Sequence[Any]) -> bool:
         """Whether states and outputs of other steps change anything: what is only kept beside a state does not."""
         found = []
         for seed in (0, 1):
             draws = [torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)]
-            values, reads = dict(enumerate(self._tensors)), []
-            for number, tensor in enumerate(self._tensors):
-                if self._depends[number] & STATE and (self._made[number] < 0 or self._is_call(self._made[number])):
+            values, reads = dict(enumerate(self.tensors)), []
+            for number, tensor in enumerate(self.tensors):
+                if self._depends[number] & STATE and self._is_given(number):
                     values[number] = torch.randn(tensor.shape, generator=draws[number in others]).to(tensor)
             for entry in entries:
                 if isinstance(entry, NetworkCall):
@@ -270,11 +270,6 @@ class Trace(TorchDispatchMode):
                     compute(entry, values)
             found.append(reads + [values[root.number] for root in roots if isinstance(root, Value)])
         return not all(map(torch.equal, *found))
-
-    @property
-    def setup(self) -> int:
-        """The entries before the first call of a network; what is drawn in them is the same for all samples."""
-        return next((i for i, one in enumerate(self.entries) if isinstance(one, NetworkCall)), len(self.entries))
 
 
 MORE = "its steps depend on more than the state, the time and the prompt: "

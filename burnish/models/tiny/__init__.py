@@ -5,16 +5,21 @@ What each is is data: assets/tiny."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ASSETS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NOISE = 0.1  # of parameters that a network starts with as zeros or ones
 
 Config: TypeAlias = Mapping[str, Any]
 # of a part: another class than the signature names, changes to its configuration, both, or None to leave it out
@@ -25,6 +30,18 @@ Change: TypeAlias = str | Config | Sequence[Any] | None
 def read(name: str) -> Any:
     """A file of tiny models: parts, pipelines or language."""
     return yaml.load((ASSETS / "tiny" / f"{name}.yaml").read_text(), yaml.CSafeLoader)
+
+
+def drawn(network: nn.Module, *key: int | str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The numbers of every parameter, and noise [...] for them that depends on the key and the name alone."""
+    import torch
+
+    from burnish.utils.random import generator
+
+    for path, parameter in network.named_parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            noise = torch.randn(parameter.shape, generator=generator(*key, path))
+            yield parameter.data, noise.to(parameter.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

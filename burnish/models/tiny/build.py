@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
 from burnish.models.processors import class_without_videos
-from burnish.models.tiny import Change, Config, Tiny, read
-from burnish.models.tiny.tokenizers import TOKENIZERS, of_pictures
+from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
+from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_pictures
 
 if TYPE_CHECKING:
     from torch import nn
 
 SIDE = 28  # pixels of a vision encoder's picture: four patches of 14, which become one token where they are merged
-
-
-def pixels(named: str, sizes: Config, **config: Any) -> Any:
-    """Of a vision encoder."""
-    import transformers
-
-    return getattr(transformers, named)(**{**sizes, **config})
 
 
 def qwen_vl(named: str, patch: int, **config: Any) -> Any:
@@ -41,8 +34,8 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
 
 
 SQUARE = {"height": SIDE, "width": SIDE}
-CLIP = partial(pixels, "CLIPImageProcessor", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE})
-SIGLIP = partial(pixels, "SiglipImageProcessor", {"size": SQUARE})
+CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
+SIGLIP = partial(of_class, "SiglipImageProcessor", size=SQUARE)
 PROCESSORS: dict[str, Callable[..., Any]] = {
     "CLIPImageProcessor": CLIP,
     "CLIPImageProcessorPil": CLIP,
@@ -58,7 +51,6 @@ OTHERS: dict[str, Config] = {**read("parts")["networks"], **read("parts")["other
 KNOWN = {*ENCODERS, *OTHERS, *TOKENIZERS, *PROCESSORS}
 # of a class that encodes text: each has the tokenizer of the same number
 ENCODER, TOKENIZER = "text_encoder", "tokenizer"
-NOISE = 0.1  # of parameters that a network starts with as zeros or ones
 
 
 def build(tiny: Tiny, seed: int) -> Any:
@@ -158,9 +150,8 @@ def _encoder(named: str, config: dict[str, Any], tokenizer: Any) -> nn.Module:
     kind: Any = getattr(transformers, named)
     settings: Any = kind.config_class
     if tokenizer is not None:
-        words = {"vocab_size": config.get("vocab_size", len(tokenizer))}
-        for end in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            words[end] = getattr(tokenizer, end)
+        words = {end: getattr(tokenizer, end) for end in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        words["vocab_size"] = config.get("vocab_size", len(tokenizer))
         known = tokenizer.get_vocab()
         config |= {
             name: known[token]
@@ -180,19 +171,11 @@ def draw_weights(network: nn.Module, seed: int, name: str) -> None:
 
     Matrices and kernels keep the size of what passes through; vectors stay near the constant that they start with.
     """
-    import torch
-
-    from burnish.utils.random import generator
-
-    with torch.no_grad():
-        for path, parameter in network.named_parameters():
-            if not parameter.is_floating_point() or not parameter.numel():
-                continue
-            noise = torch.randn(parameter.shape, generator=generator(seed, "tiny", name, path)).to(parameter.dtype)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * (len(parameter) / parameter.numel()) ** 0.5)
-            else:
-                parameter.copy_(float(bool((parameter == 1).all())) + NOISE * noise)
+    for value, noise in drawn(network, seed, "tiny", name):
+        if value.ndim > 1:
+            value.copy_(noise * (len(value) / value.numel()) ** 0.5)
+        else:
+            value.copy_(float(bool((value == 1).all())) + NOISE * noise)
 
 
 def write(tiny: Tiny, folder: Path, seed: int) -> None:

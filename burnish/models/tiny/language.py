@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.loading import quietly
-from burnish.models.tiny import Config, TinyLanguage, read
+from burnish.models.tiny import NOISE, Config, TinyLanguage, drawn, read
 from burnish.models.tiny.tokenizers import gemma, llama, pieces, qwen, talking
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 STD = 0.25  # of weights: far from flat, so that a slip shows in the logits
 WIDE = 64  # inputs of a matrix from which on its weights become smaller, so that what passes through does not grow
 TEXT = "text_config"  # the table of a model that has no parts
-NOISE = 0.1  # of parameters that a network starts with as zeros or ones
 
 
 def build(tiny: TinyLanguage, seed: int) -> tuple[nn.Module, Any, Any]:
@@ -103,20 +102,12 @@ def _defaults(known: Any, change: Config) -> Mapping[str, Any] | None:
 
 def draw_weights(network: nn.Module, seed: int) -> None:
     """Draw matrices anew, and vectors near the constant that a layer starts them with; others stay."""
-    import torch
-
-    from burnish.utils.random import generator
-
-    with torch.no_grad():
-        for path, parameter in network.named_parameters():
-            if not parameter.is_floating_point() or not parameter.numel():
-                continue
-            noise = torch.randn(parameter.shape, generator=generator(seed, "tiny", path)).to(parameter.dtype)
-            if parameter.ndim > 1 and parameter.numel() > max(parameter.shape):
-                inputs = parameter.shape[-1] if parameter.ndim < 4 else parameter[0].numel()
-                parameter.copy_(noise * STD * min(1.0, (WIDE / inputs) ** 0.5))
-            elif bool((parameter == parameter.flatten()[0]).all()):
-                parameter.add_(NOISE * noise)
+    for value, noise in drawn(network, seed, "tiny"):
+        if value.ndim > 1 and value.numel() > max(value.shape):
+            inputs = value.shape[-1] if value.ndim < 4 else value[0].numel()
+            value.copy_(noise * STD * min(1.0, (WIDE / inputs) ** 0.5))
+        elif bool((value == value.flatten()[0]).all()):
+            value.add_(NOISE * noise)
 
 
 def processor_of(tiny: TinyLanguage, tokenizer: Any) -> Any:

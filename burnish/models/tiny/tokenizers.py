@@ -4,7 +4,7 @@ conversation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from burnish.utils.json_text import parse_json
@@ -72,33 +72,34 @@ def vocabulary(tokens: list[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(dict.fromkeys(tokens))}
 
 
+def of_class(named: str, **given: Any) -> Any:
+    """An object of a class of transformers."""
+    import transformers
+
+    return getattr(transformers, named)(**given)
+
+
 def clip() -> Any:
     """CLIP's, of 77 tokens."""
-    from transformers import CLIPTokenizer
-
     tokens, merges = byte_pairs("</w>")
-    kind: Any = CLIPTokenizer  # its annotation of merges forgets pairs
-    return kind(vocab=vocabulary([*tokens, "<|startoftext|>", PAD]), merges=merges, model_max_length=77)
+    words = vocabulary([*tokens, "<|startoftext|>", PAD])
+    return of_class("CLIPTokenizer", vocab=words, merges=merges, model_max_length=77)
 
 
 def bert() -> Any:
     """BERT's, of 77 tokens, which spells every word."""
-    from transformers import BertTokenizer
-
     letters = [chr(code) for code in range(33, 127)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    return BertTokenizer(vocab=vocabulary(words), model_max_length=77)
+    return of_class("BertTokenizer", vocab=vocabulary(words), model_max_length=77)
 
 
 def t5() -> Any:
     """T5's: pieces of a unigram model."""
-    from transformers import T5Tokenizer
-
     words = sorted({word for word in TEXT.split() if word.isalpha()})
     letters = [chr(code) for code in range(33, 127)]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -3.0)]
     pieces += [(f"\u2581{word}", -4.0) for word in words] + [(letter, -8.0) for letter in letters]
-    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+    return of_class("T5Tokenizer", vocab=pieces, extra_ids=0, model_max_length=512)
 
 
 def sentence_pieces(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -120,34 +121,29 @@ def sentence_pieces(special: list[str]) -> tuple[dict[str, int], list[tuple[str,
 
 def qwen(end: str = "<|im_end|>", **more: Any) -> Any:
     """Qwen's."""
-    from transformers import Qwen2Tokenizer
-
     tokens, merges = byte_pairs()
-    kind: Any = Qwen2Tokenizer
-    return kind(
-        vocab=vocabulary(tokens), merges=merges, unk_token=None, bos_token=None, eos_token=end, pad_token=PAD,
-        model_max_length=LONGEST, **more,
+    return of_class(
+        "Qwen2Tokenizer", vocab=vocabulary(tokens), merges=merges, unk_token=None, bos_token=None, eos_token=end,
+        pad_token=PAD, model_max_length=LONGEST, **more,
     )  # fmt: skip
 
 
 def gemma(end: str = "<eos>", **more: Any) -> Any:
     """Gemma's."""
-    from transformers import GemmaTokenizer
-
     words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
-    kind: Any = GemmaTokenizer
-    return kind(vocab=words, merges=merges, eos_token=end, model_max_length=LONGEST, add_bos_token=True, **more)
+    return of_class(
+        "GemmaTokenizer", vocab=words, merges=merges, eos_token=end, model_max_length=LONGEST, add_bos_token=True,
+        **more,
+    )  # fmt: skip
 
 
 def llama(end: str = "</s>", pad: str = "<pad>", **more: Any) -> Any:
     """Llama's."""
-    from transformers import LlamaTokenizer
-
     words, merges = sentence_pieces(list(dict.fromkeys(["<unk>", "<s>", "</s>", pad])))
-    kind: Any = LlamaTokenizer
-    return kind(
-        vocab=words, merges=merges, eos_token=end, pad_token=pad, model_max_length=LONGEST, add_bos_token=True, **more
-    )
+    return of_class(
+        "LlamaTokenizer", vocab=words, merges=merges, eos_token=end, pad_token=pad, model_max_length=LONGEST,
+        add_bos_token=True, **more,
+    )  # fmt: skip
 
 
 def pieces(end: str, start: str = "<s>", **more: Any) -> Any:
@@ -183,13 +179,6 @@ def generic() -> Any:
     return made
 
 
-def byt5() -> Any:
-    """ByT5's, which has a vocabulary of its own: the bytes."""
-    from transformers import ByT5Tokenizer
-
-    return ByT5Tokenizer()
-
-
 def of_pictures() -> Any:
     """Qwen's, with the tokens of pictures."""
     return talking(qwen(), SPECIAL)
@@ -203,6 +192,6 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
     "GemmaTokenizer": lambda: talking(gemma(padding_side="right"), TURNS),
     "LlamaTokenizer": lambda: talking(llama(pad="</s>"), LLAMA),
     "PreTrainedTokenizerFast": generic, "TokenizersBackend": generic,
-    "ByT5Tokenizer": byt5,
+    "ByT5Tokenizer": partial(of_class, "ByT5Tokenizer"),  # it has a vocabulary of its own: the bytes
 }  # fmt: skip
 TOKENIZERS |= {f"{name}Fast": TOKENIZERS[name] for name in list(TOKENIZERS) if name.endswith("Tokenizer")}
