@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 PICTURE, VIDEO = "[picture]", "[video]"  # replace these where only text is shown
-POLL = 0.05  # seconds between looks at what is under way
 
 
 @dataclass(frozen=True)
@@ -217,20 +216,17 @@ class FunctionEnvironment(Environment):
 
 
 def answers(
-    asked: Sequence[Callable[[], Any]],
-    *,
-    concurrency: int,
-    deadline: float | None,
-    check_cancelled: Callable[[], None],
+    environment: Environment, asked: Sequence[Callable[[], Any]], check_cancelled: Callable[[], None]
 ) -> list[Any]:
     """What each question to an environment gives, in order; an exception where one fails or takes too long.
 
     Args:
+        environment: says how many are asked at a time, and how long one may take: its thread is left behind then. One
+            at a time and without a deadline, all are asked in this thread.
         asked: questions.
-        concurrency: how many are asked at a time. One at a time and without a deadline, all are asked in this thread.
-        deadline: seconds that one may take; its thread is left behind then.
         check_cancelled: is called again and again; what it raises ends the wait.
     """
+    concurrency, deadline = environment.concurrency, environment.deadline
     if concurrency == 1 and deadline is None:
         answered = []
         for ask in asked:
@@ -247,7 +243,7 @@ def answers(
             under_way[future] = row, time.monotonic()
             # a daemon: one that never returns must not keep the run from ending
             threading.Thread(target=_settle, args=(future, asked[row]), daemon=True).start()
-        wait(under_way, POLL, FIRST_COMPLETED)
+        wait(under_way, 0.05, FIRST_COMPLETED)  # seconds until the next look
         for future, (row, begun) in list(under_way.items()):
             if future.done():
                 results[row] = future.result()

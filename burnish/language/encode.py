@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnish.language.model.base import decoded
 from burnish.language.model.universal import LanguageModel
-from burnish.training.ranks import Ranks, own_rows
+from burnish.training.ranks import Ranks, distribute, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
+TEMPLATE = 256  # tokens of a chat template around a question, at most
 
 STARTING, READING = 300.0, 600.0  # seconds that a process may take to start, and to read what a prompt shows
 TRIES = 2  # processes that may die of the same prompt
@@ -104,12 +105,12 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
 
     Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
     """
-    own = []
-    for prompt in prompts[ranks.rank :: ranks.size]:
-        length = length_unread(encode.model, prompt, encode.tools)
-        own.append(encode([prompt]).table.lengths[0] if length is None else length)
-    found = ranks.gather(own)
-    return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
+
+    def length(prompt: Prompt) -> int:
+        known = length_unread(encode.model, prompt, encode.tools)
+        return encode([prompt]).table.lengths[0] if known is None else known
+
+    return distribute(ranks, length, prompts)
 
 
 def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:

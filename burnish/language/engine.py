@@ -18,7 +18,7 @@ from torch import Tensor
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.language.batches import response_stats
-from burnish.language.config import LanguageConfig, ResponseRolloutOptions
+from burnish.language.config import LanguageConfig
 from burnish.language.decoding import Sampling, decode
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.logprobs import response_logprobs
@@ -26,7 +26,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
 from burnish.metrics import Stopwatch
-from burnish.options.language import LanguageValidationOptions
+from burnish.options.language import SamplingOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
@@ -72,9 +72,7 @@ class ResponseEngine:
     seed: int
     roles: LanguageRoles  # whose tokens responses are made of
     encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}  # of the last weight sync
+    metrics: dict[str, float]  # of the last weight sync
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
@@ -135,8 +133,7 @@ class LanguageEngine(ResponseEngine):
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
     def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int, cached: int = CACHED) -> None:
-        super().__init__()
-        self.roles, self.batch_size, self.seed = roles, batch_size, seed
+        self.roles, self.batch_size, self.seed, self.metrics = roles, batch_size, seed, {}
         self.encode = Encoder(roles.model, cached=cached)
 
     @contextmanager
@@ -347,21 +344,15 @@ def sampled_for(
 def rollout_sampling(config: LanguageConfig) -> Sampling:
     """How responses to learn from are sampled."""
     rollout = config.rollout
-    return _sampling(
+    return sampling_of(
         config, rollout,
         min_new_tokens=rollout.min_new_tokens, first_temperature=rollout.fire_temperature,
         repetition_penalty=rollout.repetition_penalty,
     )  # fmt: skip
 
 
-def validation_sampling(config: LanguageConfig) -> Sampling:
-    """How responses to held-out questions are sampled."""
-    return _sampling(config, config.validation)
-
-
-def _sampling(
-    config: LanguageConfig, section: ResponseRolloutOptions | LanguageValidationOptions, **more: Any
-) -> Sampling:
+def sampling_of(config: LanguageConfig, section: SamplingOptions, **more: Any) -> Sampling:
+    """How responses are sampled with the options of a section, such as those of validation."""
     rollout = config.rollout
     return Sampling(
         max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,

@@ -19,8 +19,8 @@ from burnish.language.engine import (
     response_columns,
     said_tokens,
     sampled_for,
+    sampling_of,
     token_columns,
-    validation_sampling,
 )
 from burnish.language.offline import ResponseData
 from burnish.metrics import given_metrics, length_metrics
@@ -53,7 +53,7 @@ class LanguageEvaluation(Evaluation):
             )
 
     def job(self, n: int, guidance: float | None = None) -> Job:
-        sampling = validation_sampling(self.assembly.config)
+        sampling = sampling_of(self.assembly.config, self.assembly.config.validation)
         if self.suite:
             how = self.settings
             names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
@@ -79,9 +79,9 @@ class LanguageEvaluation(Evaluation):
             kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
             said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
             scores = scoring.scores(check_cancelled)
-        rows = range(len(responses))
-        known = [(response, completion.lengths.select([row])) for row, response in zip(rows, responses, strict=True)]
-        return Evaluated(scores, known, [said.get(row, ()) for row in rows])
+        lengths = completion.lengths
+        known = [(response, lengths.select([row])) for row, response in enumerate(responses)]
+        return Evaluated(scores, known, [said.get(row, ()) for row in range(len(known))])
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
         responses, lengths = zip(*evaluated.known, strict=True)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KIND = "language model"
-TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
 UNIVERSAL = "transformers"  # runs every class of transformers
 GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -50,7 +48,7 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_experts(options: LanguageModelOptions) -> None:
+def check_router_loss(options: LanguageModelOptions) -> None:
     """Refuse a router loss for a model without experts, by config.json alone.
 
     Raises:
@@ -69,7 +67,7 @@ def check_experts(options: LanguageModelOptions) -> None:
 
 def class_of(options: CommonModelOptions) -> Any:
     """The class that runs a language model."""
-    return lookup(KIND, UNIVERSAL if options.family == "auto" else options.family)
+    return lookup("language model", UNIVERSAL if options.family == "auto" else options.family)
 
 
 def check_files(options: CommonModelOptions) -> None:
@@ -93,7 +91,8 @@ def check_files(options: CommonModelOptions) -> None:
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
         found.append(complaint)
-    if any(part in config for part in TOWERS) and not any((path / name).is_file() for name in PROCESSORS):
+    sees_or_hears = "vision_config" in config or "audio_config" in config
+    if sees_or_hears and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
