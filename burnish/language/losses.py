@@ -136,13 +136,9 @@ def log_outcomes(ahead: Tensor, *, ties: Ties | None, strength: float) -> tuple[
     if ties is None:
         return logsigmoid(ahead), torch.full_like(ahead, -math.inf), logsigmoid(-ahead)
     if ties == "rao_kupper":
-        if strength <= 1:
-            raise ValueError(f"theta is {strength}; at 1 and below nothing is a tie, so it must be above 1")
         shift = math.log(strength)
         first, second = logsigmoid(ahead - shift), logsigmoid(-ahead - shift)
         return first, first + second + math.log(strength**2 - 1), second
-    if strength <= 0:
-        raise ValueError(f"nu is {strength}; at 0 nothing is a tie, so it must be above 0")
     half = ahead / 2
     parts = torch.stack([half, torch.full_like(half, math.log(strength)), -half])
     first, tie, second = parts - parts.logsumexp(0)

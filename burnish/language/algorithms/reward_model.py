@@ -37,11 +37,6 @@ class RewardTraining(RowsOfResponses):
             raise ValueError(f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out")
         return self
 
-    @property
-    def squashed(self) -> bool:
-        """Whether a value is sigmoid(score), a number in [0, 1]."""
-        return False
-
     def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
         return annotated, {"train/labels": float(known.sum())}
@@ -80,11 +75,6 @@ class AboutPictures(RewardTraining):
     """Judge pictures that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
     of {prompt}, as in "How well does the picture show this? {prompt}". null judges responses."""
 
-    @property
-    def asked(self) -> str:
-        """What is asked about each picture; "" where responses are judged."""
-        return self.question or ""
-
 
 @register("language algorithm", "bradley_terry")
 class BradleyTerry(AboutPictures):
@@ -108,7 +98,7 @@ class BradleyTerry(AboutPictures):
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
             data="comparisons", groups=False, atom="pair", heads=tuple(self.heads), ties=self.ties is not None,
-            question=self.asked,
+            question=self.question or "",
         )  # fmt: skip
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
@@ -161,6 +151,7 @@ class Regression(RewardTraining):
 
     @property
     def squashed(self) -> bool:
+        """Whether a value is sigmoid(score), a number in [0, 1]."""
         return self.kind == "bce"
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
@@ -187,7 +178,7 @@ class ScoreRegression(AboutPictures, Regression):
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
-            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.asked
+            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.question or ""
         )
 
 
