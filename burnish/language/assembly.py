@@ -118,9 +118,9 @@ class LanguageAssembly(Assembly):
                 example=self._compared, cached=ENCODED, lora=config.model.lora,
             )  # fmt: skip
         else:
-            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=ENCODED)
+            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)
         if config.environment is not None:
-            engine = Dialogues(engine, config.environment, cached=ENCODED)
+            engine = Dialogues(engine, config.environment)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
             engine.encode.readers = Readers(config, engine.encode.tools)
         return engine
@@ -224,7 +224,7 @@ class LanguageAssembly(Assembly):
     def _data(self) -> list[ResponseData]:
         """The same as the model has them."""
         model, encode = self.roles.model, self.engine.encode
-        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks, cached=ENCODED)
+        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks)
         return [ResponseData(own, model, shared) for own in self._learnable]
 
     @cached_property

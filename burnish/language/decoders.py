@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,8 @@ from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
 from burnish.language.model.forwards import Conversation, Inputs, caching, outside_inference
+from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
-
-if TYPE_CHECKING:
-    from burnish.language.model.universal import LanguageModel
 
 PREFILL = 8192  # prompt tokens per forward pass
 
@@ -168,9 +166,9 @@ class FastDecoder:
 
     def _prefill_by_class(self, batch: list[int]) -> None:
         """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
-        forwards, together = self.model.forwards, self.model.capabilities.cache == "padded"
+        forwards, known = self.model.forwards, self.model.capabilities
         conversations = Conversation.prompts(self.prompts.select(batch))
-        for group in forwards.collation.groups(conversations, together=together):
+        for group in forwards.collation.groups(conversations, together=known.cache == "padded", mixes=known.mixes):
             inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
             with outside_inference(), caching(self.network):
                 given = {"use_cache": True, "past_key_values": DynamicCache()}
@@ -270,8 +268,8 @@ class Uncached:
         self.logits = self._last()
 
     def _last(self) -> Tensor:
-        found, forwards = dict[int, Tensor](), self._model.forwards
-        for group in forwards.collation.groups(self._rows, together=self._model.capabilities.padded):
+        found, forwards, known = dict[int, Tensor](), self._model.forwards, self._model.capabilities
+        for group in forwards.collation.groups(self._rows, together=known.padded, mixes=known.mixes):
             rows = [self._rows[row] for row in group]
             inputs = forwards.inputs(self._network, rows) | {"use_cache": False}
             out, _ = forwards.call(self._network, inputs, logits="all")
@@ -296,7 +294,7 @@ def decode_by_class(
             some = rows.waiting[start : start + batch_size]
             needed = list(dict.fromkeys(index[row] for row in some))
             alike = [prompts[prompt] for prompt in needed]
-            for group in model.forwards.collation.groups(alike, together=known.cache != "alone"):
+            for group in model.forwards.collation.groups(alike, together=known.cache != "alone", mixes=known.mixes):
                 place = {needed[number]: n for n, number in enumerate(group)}
                 batch = [row for row in some if index[row] in place]
                 kind = Uncached if known.cache == "none" else Cached

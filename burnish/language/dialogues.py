@@ -40,8 +40,8 @@ class Dialogues(ResponseEngine):
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, engine: ResponseEngine, environment: Environment, *, cached: int = CACHED) -> None:
-        """Args: ``engine`` says what the policy says, ``cached`` bytes of encoded prompts and turns are kept."""
+    def __init__(self, engine: ResponseEngine, environment: Environment) -> None:
+        """Args: ``engine`` says what the policy says."""
         self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
         self.metrics, self.model = engine.metrics, engine.roles.model
         self.tools = environment.tools()
@@ -54,9 +54,9 @@ class Dialogues(ResponseEngine):
                 )
             if environment.kept_gb is None:
                 log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
-        self.encode = Encoder(self.model, self.tools, cached=cached)
+        self.encode = Encoder(self.model, self.tools)
         # what is said again goes through the processor once
-        self._said: LruCache[Encoded] = LruCache(cached, bytes_of)
+        self._said: LruCache[Encoded] = LruCache(CACHED, bytes_of)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 

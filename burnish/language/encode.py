@@ -9,11 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from burnish.language.config import LanguageConfig
 from burnish.language.model.base import decoded
 from burnish.language.model.universal import LanguageModel
 from burnish.training.ranks import Ranks, distribute, own_rows
@@ -24,9 +25,6 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
-
-if TYPE_CHECKING:
-    from burnish.language.config import LanguageConfig
 
 CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
@@ -225,9 +223,6 @@ def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable
     return read
 
 
-Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
-
-
 # a prompt without what it shows, and the shapes and types of that by name: all that every rank knows of it
 Outline = tuple[Encoded, dict[str, tuple[tuple[int, ...], torch.dtype]]]
 
@@ -236,16 +231,15 @@ class SharedPrompts:
     """Encodes prompts for all ranks. What a prompt shows is processed by one of them for its length, and by those that
     use its row, where they use it; pixels never travel."""
 
-    def __init__(self, encode: Encode, ranks: Ranks, *, cached: int) -> None:
+    def __init__(self, encode: Callable[[Sequence[Prompt]], Gathered[Encoded]], ranks: Ranks) -> None:
         """Take over who encodes.
 
         Args:
             encode: in this process; it keeps what was used last.
             ranks: all of which encode the same prompts together.
-            cached: bytes of tokens of prompts that are kept.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: LruCache[Outline] = LruCache(cached, lambda outline: bytes_of(outline[0]))
+        self._known: LruCache[Outline] = LruCache(CACHED, lambda outline: bytes_of(outline[0]))
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.

@@ -171,13 +171,8 @@ def comparison(
     known = ~outcome.isnan()
     label = torch.where(known, outcome, 0.0)
     won, tie, lost = log_outcomes(first - second - label * margin, ties=ties, strength=strength)
-    likely = torch.where(label > 0, won, lost)
-    if ties is not None:
-        likely = torch.where(label == 0, tie, likely)
-    loss = -likely
-    if center:
-        loss = loss + center * (first + second).square()
-    return torch.where(known, loss, 0.0)
+    likely = torch.where(label > 0, won, torch.where(label < 0, lost, tie))
+    return torch.where(known, center * (first + second).square() - likely, 0.0)
 
 
 def regression(score: Tensor, target: Tensor, *, kind: Literal["mse", "bce"]) -> Tensor:

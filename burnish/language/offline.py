@@ -7,7 +7,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,6 +16,7 @@ from burnish.data.records import data_error
 from burnish.data.scored import ScoredGroup
 from burnish.data.values import shown
 from burnish.language.batches import response_stats
+from burnish.language.config import LanguageConfig
 from burnish.language.encode import TEMPLATE, Encoder, prompt_lengths
 from burnish.language.model.loading import positions_of
 from burnish.language.model.universal import LanguageModel
@@ -25,9 +26,6 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses, Scores
-
-if TYPE_CHECKING:
-    from burnish.language.config import LanguageConfig
 
 
 class ResponseData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -41,6 +42,7 @@ class Paired(ReferenceAlgorithm):
             atom="pair",
         )  # fmt: skip
 
+    @abstractmethod
     def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and what else it reports, [P] each.
 
@@ -48,7 +50,6 @@ class Paired(ReferenceAlgorithm):
             won, lost: [P] log pi - log pi_ref of the chosen and of the rejected responses.
             point: [P] what rewards are measured from, where ``compute_logprobs`` has found one.
         """
-        raise NotImplementedError
 
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         import torch
@@ -308,10 +309,9 @@ class KTO(ReferenceAlgorithm):
             logprob, part.reference[:, 0], part.good, part.point,
             beta=self.beta, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight,
         )  # fmt: skip
-        nothing = torch.nan
         values |= {
             "actor/kto_loss": loss.detach(),
-            "logps/chosen": torch.where(part.good, logprob.detach(), nothing),
-            "logps/rejected": torch.where(part.good, nothing, logprob.detach()),
+            "logps/chosen": torch.where(part.good, logprob.detach(), torch.nan),
+            "logps/rejected": torch.where(part.good, torch.nan, logprob.detach()),
         }
         return Loss(loss.sum(), {name: (value.nansum(), (~value.isnan()).sum()) for name, value in values.items()})

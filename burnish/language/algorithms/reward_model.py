@@ -6,6 +6,7 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -44,13 +45,13 @@ class RewardTraining(RowsOfResponses):
     def size(self, batch: OfflineJudgements) -> int:
         return int((~batch.target.isnan()).sum())
 
+    @abstractmethod
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss [B, S, H] of each label, and what is reported of it; values are [B * M, S, H]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
         """What validation reports of labels [B, S, H], the first being what counts; nan where there is none."""
-        raise NotImplementedError
 
     def loss(self, part: OfflineJudgements, roles: LanguageRoles) -> Loss:
         from burnish.types.batch import to_device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, in_parts
@@ -25,9 +26,9 @@ class ResponseAlgorithm(RowsOfResponses):
     online: bool = True
     """Learn from own responses and their rewards; false learns from the responses in data.train_files."""
 
+    @abstractmethod
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         """Rows [R, M] of the own responses that are learned from, M together, and which are good ones [R]."""
-        raise NotImplementedError
 
     def learned(self, collected: ScoredResponses | OfflineResponses) -> ResponseBatch:
         """The responses that are learned from, as if there were no reference."""
@@ -55,9 +56,9 @@ class ResponseAlgorithm(RowsOfResponses):
     def compute_advantages(self, annotated: ResponseBatch) -> tuple[ResponseBatch, Metrics]:
         return annotated, self.reported(annotated) | annotated.metrics
 
+    @abstractmethod
     def reported(self, batch: ResponseBatch) -> Metrics:
         """What there is to report of the responses that are learned from."""
-        raise NotImplementedError
 
 
 @options

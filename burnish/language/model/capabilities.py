@@ -6,23 +6,20 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from burnish.language.decoders import CacheKind, further
 from burnish.language.decoding import Sampling, decode
-from burnish.language.logprobs import response_logprobs
+from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.forwards import Conversation, HeadUnusedError, samples, switch
+from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from burnish.language.logprobs import Layout
-    from burnish.language.model.universal import LanguageModel
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class Capabilities:
 
     packed: bool = False  # the decoder runs packed and shared prompts under Burnish's plan
     padded: bool = False  # rows of different lengths share a forward, padded on the right; else each is alone
-    mixes: bool = True  # with other kinds of media, too
+    mixes: bool = True  # conversations with other kinds of media can be in one forward
     fast: bool = False  # its layers are Llama's or Gemma's, and responses are decoded by Burnish's own decoder
     cache: CacheKind = "none"  # how the others are decoded
     unpacked: frozenset[str] = frozenset()  # media with which prompts are not packed
@@ -106,14 +103,10 @@ def check(model: LanguageModel) -> Capabilities:
 
     if not agrees("one row", known, partial(_scored, model, "padded")):
         raise UserError(_refusal(said, "one row by itself", differences["one row"]))
-    for mixes in (True, False):
-        model.forwards.collation = replace(model.forwards.collation, mixes=mixes)
-        padded = replace(known, padded=True, mixes=mixes)
-        if agrees("padded rows", padded, partial(_scored, model, "padded")):
-            known = padded
-            break
-    ways: tuple[CacheKind, ...] = ("padded", "alone", "none")
-    caches = [replace(known, cache=cache) for cache in ways]
+    padded = (replace(known, padded=True, mixes=mixes) for mixes in (True, False))
+    alone = replace(known, mixes=False)
+    known = next((one for one in padded if agrees("padded rows", one, partial(_scored, model, "padded"))), alone)
+    caches = [replace(known, cache=cache) for cache in get_args(CacheKind)]
     cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
     if cached is None:
         raise UserError(_refusal(said, "decoding token by token", differences["cache: none"]))
@@ -147,8 +140,7 @@ def _packed(
         switch(model.network, decoder, on=True, tower=not unpacked)
         rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
-        layouts: tuple[Layout, ...] = ("packed", "shared")
-        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in layouts):
+        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in WITHOUT_PADDING):
             fast = replace(tried, fast=True)
             return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else tried
     switch(model.network, decoder, on=False)

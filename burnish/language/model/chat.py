@@ -330,10 +330,7 @@ def plain(content: str | Sequence[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
 
 
-Shape = tuple[Any, ...]
-
-
-def shape_of(messages: Chat) -> Shape:
+def shape_of(messages: Chat) -> tuple[Any, ...]:
     """Equal for conversations of which a template writes the same things."""
     return tuple(
         (

@@ -75,7 +75,6 @@ class Collation:
 
     axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
     rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
-    mixes: bool = True  # conversations with other kinds of media can be in one forward
     # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
     # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
     per_token: frozenset[str] = frozenset()
@@ -83,13 +82,16 @@ class Collation:
     # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
     appends: dict[str, bool] = field(default_factory=dict)
 
-    def groups(self, conversations: Sequence[Conversation], *, together: bool) -> list[list[int]]:
-        """Which conversations are in one forward: those whose media can be joined, or each alone."""
+    def groups(self, conversations: Sequence[Conversation], *, together: bool, mixes: bool) -> list[list[int]]:
+        """Which conversations are in one forward: those whose media can be joined, if any can, or each alone.
+
+        ``mixes`` says that those with other kinds of media can be in one, too.
+        """
         groups: dict[Any, list[int]] = {}
         for number, conversation in enumerate(conversations):
             names = frozenset(conversation.features.tensors)
             joined = together and names <= self.axes.keys()
-            key = number if not joined else "all" if self.mixes else names
+            key = number if not joined else "all" if mixes else names
             groups.setdefault(key, []).append(number)
         return list(groups.values())
 
@@ -269,7 +271,7 @@ class Forwards:
             UserError: they can't be.
         """
         conversations, logits = Conversation.of(completion, known.fill), known.own_logits
-        groups = self.collation.groups(conversations, together=known.padded)
+        groups = self.collation.groups(conversations, together=known.padded, mixes=known.mixes)
         if single and len(groups) > 1:
             raise UserError(
                 f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "

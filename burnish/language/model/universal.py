@@ -55,11 +55,11 @@ class LanguageModel:
 
         self.path, self.tokenizer = path, tokenizer
         self.compute = compute  # precision of the forward pass
-        self.network: nn.Module = network
+        self.network = network
         self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.config: Any = network.config
         text = self.config.get_text_config()
-        self.processor = load_processor(path)
+        self.processor: Any = load_processor(path)
         # samples per second of the sounds that it hears; None: it hears none
         self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
         self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
@@ -301,8 +301,7 @@ class LanguageModel:
         if self.axes > 1 and "position_ids" in self.forwards.accepted:
             inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
             inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
-            network: Any = self.network
-            found = network._prepare_position_ids_for_generation(ids[None], inputs)
+            found = self.network._prepare_position_ids_for_generation(ids[None], inputs)
             # Reformer has none for its first tokens; where there are four, the first counts along the text
             if found is not None and found.ndim == 3:
                 own: Tensor = found[-3:, 0].long()
@@ -332,9 +331,8 @@ class LanguageModel:
             given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
-        processor: Any = self.processor
         # for the text alone: sounds are padded as their part of the processor does by itself
-        found: Inputs = dict(processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
+        found: Inputs = dict(self.processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
         return found
 
     @property
@@ -466,12 +464,11 @@ class LanguageModel:
         else:
             decode_by_class(self, network, rows, batch_size, check_cancelled)
 
-    def head(self, network: nn.Module) -> Head:
+    def head(self, network: Any) -> Head:
         """The language head."""
         from burnish.language.logprobs import Head
 
-        module: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
+        return Head(network.get_output_embeddings().weight, self.capabilities.scale, self.capabilities.cap)
 
     def save(self, folder: Path, weights: dict[str, Tensor], *, head: Tensor | None = None) -> None:
         """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it.
