@@ -65,11 +65,11 @@ class LanguageRoles(TrainedRoles):
         on_policy: bool,
         memory: Any,
         seed: int,
-        router_aux_loss_coef: float = 0.0,
-        sampled_elsewhere: bool = False,
-        mini_batch_size: int | None = None,
-        shared: bool = False,
-        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]] | None = None,
+        router_aux_loss_coef: float,
+        sampled_elsewhere: bool,
+        mini_batch_size: int | None,
+        shared: bool,
+        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]],
     ) -> None:
         """Make them.
 
@@ -101,10 +101,8 @@ class LanguageRoles(TrainedRoles):
         elif own_trunk:
             self._networks["critic"].requires_grad_(True)
         self._freeze(freeze)
-        self.value_head = None
-        if needs.critic:
-            # near 0, as the rewards to come of an unknown policy
-            self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2)
+        # near 0, as the rewards to come of an unknown policy
+        self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
         self.policy: TokenRole = partial(self._scores, "policy")
         self.reference: TokenRole = partial(self._scores, "reference")

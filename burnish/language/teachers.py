@@ -74,12 +74,11 @@ class Distributions:
 class Teacher:
     """One of a run's teachers: a network of this process, a server, or the policy itself."""
 
-    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load | None) -> None:
+    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load) -> None:
         self.roles, self.options = roles, options
         self.model, self.unknown = roles.model, set[int]()
         self.server: ServedTeacher | None = None
         if options.path is not None:
-            assert load is not None, "a run that does not train asks no teacher"
             self.model, self.unknown = load(options, option)
             if odd := [one for one in roles.model.stop if one in self.unknown]:
                 raise UserError(
@@ -148,7 +147,7 @@ class Teacher:
 class Teachers:
     """All teachers of a run."""
 
-    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load | None) -> None:
+    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load) -> None:
         self.roles, self.teachers, self._load = roles, teachers, load
 
     @cached_property
