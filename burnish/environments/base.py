@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 PICTURE, VIDEO = "[picture]", "[video]"  # replace these where only text is shown
+POLL = 0.05  # seconds between looks at what is under way
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def answers(
             under_way[future] = row, time.monotonic()
             # a daemon: one that never returns must not keep the run from ending
             threading.Thread(target=_settle, args=(future, asked[row]), daemon=True).start()
-        wait(under_way, 0.05, FIRST_COMPLETED)  # seconds until the next look
+        wait(under_way, POLL, FIRST_COMPLETED)
         for future, (row, begun) in list(under_way.items()):
             if future.done():
                 results[row] = future.result()
