@@ -181,12 +181,13 @@ def _answer(
     assembly: Any, asked: Sequence[Prompt], n: int, seed: int, given: Mapping[Kind, Sequence[str]], target: Path
 ) -> None:
     """Print and save ``n`` responses to each prompt."""
-    from burnish.language.engine import ResponseJob, validation_sampling
+    from burnish.language.engine import ResponseJob, sampling_of
     from burnish.tasks.sample_files import write_lines
 
     assembly.engine.seed = seed
     # sampling parameters of validation, not of rollouts
-    job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=validation_sampling(assembly.config))
+    sampling = sampling_of(assembly.config, assembly.config.validation)
+    job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=sampling)
     _, responses = assembly.engine.sample(job)
     media = {f"{kind}s": list(paths) for kind, paths in given.items() if paths or kind == "image"}
     records = []

@@ -217,20 +217,17 @@ class FunctionEnvironment(Environment):
 
 
 def answers(
-    asked: Sequence[Callable[[], Any]],
-    *,
-    concurrency: int,
-    deadline: float | None,
-    check_cancelled: Callable[[], None],
+    environment: Environment, asked: Sequence[Callable[[], Any]], check_cancelled: Callable[[], None]
 ) -> list[Any]:
     """What each question to an environment gives, in order; an exception where one fails or takes too long.
 
     Args:
+        environment: says how many are asked at a time, and how long one may take: its thread is left behind then. One
+            at a time and without a deadline, all are asked in this thread.
         asked: questions.
-        concurrency: how many are asked at a time. One at a time and without a deadline, all are asked in this thread.
-        deadline: seconds that one may take; its thread is left behind then.
         check_cancelled: is called again and again; what it raises ends the wait.
     """
+    concurrency, deadline = environment.concurrency, environment.deadline
     if concurrency == 1 and deadline is None:
         answered = []
         for ask in asked:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,26 +13,29 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.data.questions import read_questions, within_length
+from burnish.data.questions import check_positions, read_questions, within_length
 from burnish.data.scored import check_groups, draw_members, scored_groups
 from burnish.data.stream import Stream
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig
-from burnish.language.data import check_inputs, check_messages, check_room, check_tokens_of, prompts_of, short_records
 from burnish.language.dialogues import Dialogues, try_out
-from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
+from burnish.language.encode import TEMPLATE, Encoder, Readers, SharedPrompts, length_unread, prompt_lengths
 from burnish.language.engine import (
     LanguageEngine,
     ResponseEngine,
     ResponseJob,
     ResponseRollouts,
     rollout_sampling,
-    validation_sampling,
+    sampling_of,
 )
 from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation
 from burnish.language.model.base import Positions
+from burnish.language.model.chat import check_messages
 from burnish.language.model.loading import (
+    check_readable,
+    check_router_loss,
+    check_split,
     load_language_model,
     load_outline,
     match_layers,
@@ -40,12 +44,12 @@ from burnish.language.model.loading import (
 )
 from burnish.language.model.processors import load_processor, picture_tokens
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
-from burnish.language.model.tokenizer import copy_words, reading_lines
+from burnish.language.model.tokenizer import check_vocabulary, copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
-from burnish.language.offline import ResponseData
+from burnish.language.offline import ResponseData, check_tokens_of, prompts_of, short_records
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import load_teacher
+from burnish.language.teachers import check_taught, check_tokens, load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -59,7 +63,6 @@ from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED
 
-DEMONSTRATIONS = LanguageNeeds(data="demonstrations")  # which are imitated beside
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
 
@@ -115,9 +118,9 @@ class LanguageAssembly(Assembly):
                 example=self._compared, cached=ENCODED, lora=config.model.lora,
             )  # fmt: skip
         else:
-            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=ENCODED)
+            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)
         if config.environment is not None:
-            engine = Dialogues(engine, config.environment, cached=ENCODED)
+            engine = Dialogues(engine, config.environment)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
             engine.encode.readers = Readers(config, engine.encode.tools)
         return engine
@@ -154,7 +157,7 @@ class LanguageAssembly(Assembly):
     @cached_property
     def groups(self) -> list[ParameterGroup]:
         config, frozen = self.config, self.config.critic.warmup_updates if self.needs.critic else 0
-        self.roles.teachers.load()  # who trains asks them, from the first update on
+        _ = self.roles.teachers.all  # who trains asks them, from the first update on: they are loaded now
         actor = ParameterGroup(
             "actor", self.roles.parameters(), config.optimizer,
             total_steps=max(config.schedule_steps(config.optimizer) - frozen * config.steps_per_update, 1),
@@ -179,10 +182,9 @@ class LanguageAssembly(Assembly):
         if self.config.online:
             return None
         records = read_records(self.config.data.train_files, self.config.data, self.needs)
-        if not self.config.data.scores:
-            return list(self.limited(records))
         groups = self.limited(self._grouped(records))
-        check_groups(groups, self.config)
+        if self.config.data.scores:
+            check_groups(groups, self.config)
         return self._members(groups)
 
     def _grouped(self, records: Sequence[ResponseRecord]) -> Sequence[Any]:
@@ -197,16 +199,15 @@ class LanguageAssembly(Assembly):
     @cached_property
     def val_records(self) -> list[ResponseRecord]:
         """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
-        files = self.config.data.val_files
         data = self.config.data
-        records: list[Any] = read_records(files, data, self.needs) if files else self.responses or []
+        records: list[Any] = read_records(data.val_files, data, self.needs) if data.val_files else self.responses or []
         return records[: self.config.validation.max_prompts]
 
     @cached_property
     def ptx_responses(self) -> list[ResponseRecord] | None:
         """Responses that are imitated beside."""
-        section = self.config.supervised
-        return None if section is None else read_records(section.train_files, self.config.data, DEMONSTRATIONS)
+        section, needs = self.config.supervised, LanguageNeeds(data="demonstrations")
+        return None if section is None else read_records(section.train_files, self.config.data, needs)
 
     @property
     def _fixed(self) -> list[ResponseRecord]:
@@ -223,7 +224,7 @@ class LanguageAssembly(Assembly):
     def _data(self) -> list[ResponseData]:
         """The same as the model has them."""
         model, encode = self.roles.model, self.engine.encode
-        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks, cached=ENCODED)
+        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks)
         return [ResponseData(own, model, shared) for own in self._learnable]
 
     @cached_property
@@ -233,16 +234,14 @@ class LanguageAssembly(Assembly):
     def prepare(self, records: list[Any], update: int) -> Any:
         data, config = self._data[0], self.config
         run: Any = {"update": update, "seed": config.seed}
-        batch: Any
         if config.data.scores:
             records = draw_members(records, config.rollout.n, **run)
-            batch = data.scored(records, config.data.scores, limit=config.rollout.max_new_tokens, **run)
-            costs = batch.trace.costs()
+            batch: Any = data.scored(records, config.data.scores, limit=config.rollout.max_new_tokens, **run)
         else:
             batch = data.batch(records, **run)
-            costs = batch.answers.costs()
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
+            costs = (batch.trace if config.data.scores else batch.answers).costs()
             own = learned_in_an_update(self._members(records), costs, config, self.ranks.rows, update)
             if own:
                 self.engine.encode(prompts_of(own))
@@ -284,29 +283,65 @@ class LanguageAssembly(Assembly):
         return super().val_prompts
 
     def check_data(self) -> None:
-        others = (*self.val_prompts.kinds, *prompts_of(self._fixed))
-        check_inputs(self.config, self.needs, self.train_prompts, others)
+        config, teachers = self.config, self.needs.teachers
+        every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of(self._fixed))
+        if config.environment is not None:
+            config.environment.check()
+        check_router_loss(config.model)
+        if config.sharding.context_parallel > 1:
+            check_split(config.model, config.sharding.context_parallel)
+        check_vocabulary(config.model)
+        for number, teacher in enumerate(teachers):
+            if teacher.path is not None:
+                check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
+        if teachers:
+            check_taught(teachers, self.train_prompts)
+        check_readable(config.model, every)
         super().check_data()
-        every = (*self.train_prompts.kinds, *others)
         check_messages(lambda: self._reader, every, self._tools)
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
-                f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
+                f"data.workers is {config.data.workers}, but no record shows or plays anything that processes "
                 "could read ahead; leave it out"
             )
         check_tokens_of(self.responses or (), lambda: self._reader)
-        here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
+        here = config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
         if here:
             _ = self._learnable, self.learnable_prompts
-        if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
-            self._check_room(longest, self.learnable_prompts)
+        if (positions := positions_of(config.model)) is not None and (here or not self.measures_prompts):
+            self._check_room(positions)
 
-    def _check_room(self, longest: Positions, trained: Prompts) -> None:
-        """Refuse questions that leave too few of N positions."""
-        check_room(
-            self.config, self.needs, longest, lambda: self._reader, self._tools,
-            trained=trained, validated=self.val_prompts,
-        )  # fmt: skip
+    def _check_room(self, positions: Positions) -> None:
+        """Refuse questions that leave the model too few positions for the responses that are sampled to them.
+
+        Responses that are given are measured elsewhere.
+        """
+        config, tools = self.config, self._tools
+        written = TEMPLATE + (len(json.dumps(tools, default=str)) if tools else 0)
+
+        def length(prompt: Prompt) -> int:
+            count = length_unread(self._reader, prompt, tools)
+            return self._reader.count_tokens(prompt.chat(), prompt.told(tools)) if count is None else count
+
+        def more(prompt: Prompt) -> int:
+            tokens = written
+            for picture in prompt.images:
+                with suppress(OSError, ValueError):  # which is told of elsewhere, with the record
+                    width, height = picture.size()
+                    tokens += 600 + width * height // 196  # at most: some, and one more for every patch of pixels
+            return tokens
+
+        most, vllm = config.rollout.max_new_tokens, config.rollout.vllm
+        longest, limit_of = positions
+        if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < longest:
+            longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
+        limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"
+        judged = self.needs.heads or not config.validates
+        for prompts, room, instead in (
+            (self.learnable_prompts, most if config.online else 1, limit),
+            (self.val_prompts, 1 if judged else most, "give others in data.val_files"),
+        ):
+            check_positions(prompts, longest, length, limit=limit_of, room=room, more=more, instead=instead)
 
     @property
     def _reader(self) -> LanguageModel:
@@ -320,7 +355,7 @@ class LanguageAssembly(Assembly):
     def check(self) -> None:
         super().check()
         model = self.roles.model
-        self._check_room(Positions(model.max_positions, model.position_limit), self.learnable_prompts)
+        self._check_room(Positions(model.max_positions, model.position_limit))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {
             (bool(p.images), bool(p.videos), bool(p.audios)): p
@@ -334,7 +369,7 @@ class LanguageAssembly(Assembly):
             return
         if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
             return
-        sampling = replace(validation_sampling(self.config), max_new_tokens=1)
+        sampling = replace(sampling_of(self.config, self.config.validation), max_new_tokens=1)
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:

@@ -79,17 +79,6 @@ class Padded:
         return cls(*placed), torch.where(real, queries, -1).flatten()
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Where segments begin among queries, which are the sequence, and among keys."""
-
-    queries: Tensor  # [S + 1] int32
-    keys: Tensor  # [S + 1] int32
-    index: Tensor | None  # [K] long, of the keys in the sequence; None: the keys are the sequence
-    most_queries: int
-    most_keys: int
-
-
 class Plan:
     """How the segments of a packed sequence are attended; what a kernel needs is made when it is first asked for."""
 
@@ -138,8 +127,10 @@ class Plan:
             yield from (rest[start : start + count] for start in range(0, len(rest), count))
 
     @cached_property
-    def lengths(self) -> Lengths:
-        """What the kernel for segments of any length needs."""
+    def lengths(self) -> tuple[Tensor | None, tuple[Tensor, Tensor, int, int]]:
+        """What the kernel for segments of any length needs: the keys [K] long in the sequence, if they are not the
+        sequence; and where segments begin among queries and among keys, [S + 1] int32 each, with their largest lengths.
+        """
         chosen = sorted((segment for segment in self.segments if segment.length), key=lambda segment: segment.start)
         own = [segment.length for segment in chosen]
         assert [segment.start for segment in chosen] == [0, *accumulate(own)][:-1], "segments leave gaps or overlap"
@@ -153,7 +144,7 @@ class Plan:
         queries, keys = (
             to_device(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32), self.device) for sizes in (own, counts)
         )
-        return Lengths(queries, keys, index, max(own, default=0), max(counts, default=0))
+        return index, (queries, keys, max(own, default=0), max(counts, default=0))
 
 
 def attend(
@@ -224,13 +215,12 @@ def _in_one_call(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    lengths = plan.lengths
-    if lengths.index is not None:
-        key, value = key.index_select(0, lengths.index), value.index_select(0, lengths.index)
+    index, lengths = plan.lengths
+    if index is not None:
+        key, value = key.index_select(0, index), value.index_select(0, index)
     left = -1 if window is None else window - 1  # the kernel doesn't count the token itself
     out = varlen_attn(
-        query, key, value,
-        lengths.queries, lengths.keys, lengths.most_queries, lengths.most_keys,
+        query, key, value, *lengths,
         scale=scale, window_size=(left, 0 if plan.causal else -1), enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     assert isinstance(out, Tensor)  # nothing else was asked for

@@ -15,7 +15,7 @@ from burnish.rl.algorithm import OldLogprobs
 from burnish.types.batch import Batch, shared
 from burnish.types.completion import Completion, ResponseRows
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
+from burnish.types.rollout import ScoredResponses
 from burnish.types.samples import ResponseStats, outline, reflections
 
 
@@ -66,34 +66,20 @@ class TokenBatch(Batch):
         return self.trace.costs()
 
 
-@dataclass(frozen=True)
-class AnnotatedResponses:
-    """Responses with what needed a forward pass."""
-
-    collected: ScoredResponses | OfflineResponses
-    rows: Tensor  # [R, M] long: those that are learned from, M to a row
-    good: Tensor  # [R] bool: false where the response is to be avoided
-    reference: Tensor  # [R, M] log-probs under the reference; 0 without one
-    point: Tensor  # [R] what implicit rewards are measured from
-
-
 @dataclass(kw_only=True)
 class ResponseBatch(Batch):
     """Responses to learn from, M to a row."""
 
     answers: ResponseRows  # [B] rows
-    reference: Tensor  # [B, M] log-probs under the reference; 0 without one
     good: Tensor  # [B] bool: false where the response is to be avoided
+    reward: Tensor  # [B, M]; 0 of given responses
+    reference: Tensor  # [B, M] log-probs under the reference; 0 without one
     point: Tensor  # [B] what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
     weight: Tensor  # [B] of a row in the likelihood that is imitated
+    metrics: dict[str, float] = shared()  # of all responses, also those that nothing is learned from
 
     def costs(self) -> list[int]:
         return self.answers.costs()
-
-
-def trace_of(collected: ScoredResponses | OfflineResponses | OfflineJudgements) -> Completion:
-    """All responses of a batch, sampled or given."""
-    return collected.trace if isinstance(collected, ScoredResponses) else collected.answers.trace
 
 
 def mismatched(trace: Completion) -> Completion:

@@ -396,7 +396,7 @@ class Past:
 
     ids: Tensor | None = None  # [L]
     cached: Tensor | None = None  # keys and values of those
-    added: Features = field(default_factory=Features.none)  # media of what was said since
+    added: Features = field(default_factory=Features)  # media of what was said since
 
     def take(self, ids: Tensor) -> Tensor | None:
         """What is kept, if ids [N] go on with it, else None; it is kept no longer."""
@@ -410,8 +410,7 @@ class Turn:
     """One turn of conversations, one a row."""
 
     rows: list[Past]
-    most: int  # bytes that may be kept of all of them; what has no room is computed again
-    last: bool  # nothing is said after it
+    most: int  # bytes that may be kept of all of them, 0 of the last one; what has no room is computed again
 
     def has_room(self, size: int) -> bool:
         """Whether as many bytes more may be kept."""

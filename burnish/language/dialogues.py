@@ -40,8 +40,8 @@ class Dialogues(ResponseEngine):
     environment that fails breaks its own dialogue alone.
     """
 
-    def __init__(self, engine: ResponseEngine, environment: Environment, *, cached: int = CACHED) -> None:
-        """Args: ``engine`` says what the policy says, ``cached`` bytes of encoded prompts and turns are kept."""
+    def __init__(self, engine: ResponseEngine, environment: Environment) -> None:
+        """Args: ``engine`` says what the policy says."""
         self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
         self.metrics, self.model = engine.metrics, engine.roles.model
         self.tools = environment.tools()
@@ -54,9 +54,9 @@ class Dialogues(ResponseEngine):
                 )
             if environment.kept_gb is None:
                 log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
-        self.encode = Encoder(self.model, self.tools, cached=cached)
+        self.encode = Encoder(self.model, self.tools)
         # what is said again goes through the processor once
-        self._said: LruCache[Encoded] = LruCache(cached, bytes_of)
+        self._said: LruCache[Encoded] = LruCache(CACHED, bytes_of)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
 
@@ -105,7 +105,7 @@ class Dialogues(ResponseEngine):
             rows.append(DialogueRow(prompt, key, openings[place], openings[place], prompt.chat()))
             seed = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
             asked.append(partial(_start, self.environment, prompt, seed))
-        for row, begun in zip(rows, self._answers(asked, job), strict=True):
+        for row, begun in zip(rows, answers(self.environment, asked, job.check_cancelled), strict=True):
             if isinstance(begun, BaseException):
                 row.end(_reason(begun))
                 continue
@@ -123,16 +123,6 @@ class Dialogues(ResponseEngine):
             if self._room(row) < 1:
                 row.end(f"it begins with {row.opening.lengths[0]} tokens, all that the model reads")
         return rows
-
-    def _answers(self, asked: Sequence[Callable[[], Any]], job: ResponseJob) -> list[Any]:
-        """What the environment says to each, or the exception that it raised."""
-        environment = self.environment
-        return answers(
-            asked,
-            concurrency=environment.concurrency,
-            deadline=environment.deadline,
-            check_cancelled=job.check_cancelled,
-        )
 
     def _read(self, observation: Observation, encode: Callable[[], Encoded], *key: Any) -> Encoded | str:
         """What an environment says as tokens; or why they can't be had: a picture 300 times as long as it is wide."""
@@ -161,11 +151,12 @@ class Dialogues(ResponseEngine):
             # the first turn is what it would be without an environment
             [random.key(*row.key, *([turn] if turn else [])) for row in rows],
             limits=[min(longest, self._room(row) - row.length) for row in rows],
-            turn=Turn([row.computed for row in rows], self.environment.kept_bytes, last),
+            turn=Turn([row.computed for row in rows], 0 if last else self.environment.kept_bytes),
         )
         words = [self.model.decode(ids[:n].tolist()) for ids, n in zip(part.ids, part.length.tolist(), strict=True)]
         asked = [partial(_step, row.episode, said) for row, said in zip(rows, words, strict=True)]
-        for i, (row, observation) in enumerate(zip(rows, self._answers(asked, job), strict=True)):
+        observations = answers(self.environment, asked, job.check_cancelled)
+        for i, (row, observation) in enumerate(zip(rows, observations, strict=True)):
             own = slice(int(part.length[i]))
             row.said.append((POLICY, words[i]))
             row.chat.append({"role": "assistant", "content": words[i]})
@@ -216,7 +207,7 @@ class Dialogues(ResponseEngine):
             return True, whole
         ids = whole.ids[0][len(before) :]
         positions = torch.arange(len(ids)).expand(len(whole.positions[0]), -1)
-        return False, Encoded(ids=[ids], positions=[positions], features=[Features.none()])
+        return False, Encoded(ids=[ids], positions=[positions], features=[Features()])
 
     def _room(self, row: DialogueRow) -> int:
         """Tokens of a dialogue at most, behind what it begins with: those that the model has positions for."""
@@ -360,7 +351,7 @@ class DialogueRow:
         self.conversation = turn if anew else after
         self.mask.append(torch.arange(len(response) + added) < len(response))
         self.logprob.append(F.pad(logprob, (0, added)))
-        self.computed.added = Features.joined([Features.none(), features], [len(response), added])
+        self.computed.added = Features.joined([Features(), features], [len(response), added])
         self.features.append(self.computed.added)
 
     def response(self) -> Response:
@@ -372,7 +363,7 @@ class DialogueRow:
 def nothing(axes: int) -> Encoded:
     """No tokens."""
     none = torch.zeros(0, dtype=torch.long)
-    return Encoded(ids=[none], positions=[none.expand(axes, 0)], features=[Features.none()])
+    return Encoded(ids=[none], positions=[none.expand(axes, 0)], features=[Features()])
 
 
 def joined(rows: Sequence[DialogueRow]) -> Completion:

@@ -9,14 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from burnish.language.config import LanguageConfig
 from burnish.language.model.base import decoded
 from burnish.language.model.universal import LanguageModel
-from burnish.training.ranks import Ranks, own_rows
+from burnish.training.ranks import Ranks, distribute, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
@@ -25,11 +26,9 @@ from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 
-if TYPE_CHECKING:
-    from burnish.language.config import LanguageConfig
-
 CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
+TEMPLATE = 256  # tokens of a chat template around a question, at most
 
 STARTING, READING = 300.0, 600.0  # seconds that a process may take to start, and to read what a prompt shows
 TRIES = 2  # processes that may die of the same prompt
@@ -104,12 +103,12 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
 
     Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
     """
-    own = []
-    for prompt in prompts[ranks.rank :: ranks.size]:
-        length = length_unread(encode.model, prompt, encode.tools)
-        own.append(encode([prompt]).table.lengths[0] if length is None else length)
-    found = ranks.gather(own)
-    return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
+
+    def length(prompt: Prompt) -> int:
+        known = length_unread(encode.model, prompt, encode.tools)
+        return encode([prompt]).table.lengths[0] if known is None else known
+
+    return distribute(ranks, length, prompts)
 
 
 def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
@@ -224,9 +223,6 @@ def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable
     return read
 
 
-Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
-
-
 # a prompt without what it shows, and the shapes and types of that by name: all that every rank knows of it
 Outline = tuple[Encoded, dict[str, tuple[tuple[int, ...], torch.dtype]]]
 
@@ -235,16 +231,15 @@ class SharedPrompts:
     """Encodes prompts for all ranks. What a prompt shows is processed by one of them for its length, and by those that
     use its row, where they use it; pixels never travel."""
 
-    def __init__(self, encode: Encode, ranks: Ranks, *, cached: int) -> None:
+    def __init__(self, encode: Callable[[Sequence[Prompt]], Gathered[Encoded]], ranks: Ranks) -> None:
         """Take over who encodes.
 
         Args:
             encode: in this process; it keeps what was used last.
             ranks: all of which encode the same prompts together.
-            cached: bytes of tokens of prompts that are kept.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: LruCache[Outline] = LruCache(cached, lambda outline: bytes_of(outline[0]))
+        self._known: LruCache[Outline] = LruCache(CACHED, lambda outline: bytes_of(outline[0]))
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.

@@ -5,7 +5,6 @@ A response depends on its seeds alone, never on its neighbours.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
@@ -18,20 +17,20 @@ from torch import Tensor
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.language.batches import response_stats
-from burnish.language.config import LanguageConfig, ResponseRolloutOptions
+from burnish.language.config import LanguageConfig
 from burnish.language.decoding import Sampling, decode
-from burnish.language.encode import CACHED, Encoder
+from burnish.language.encode import Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
 from burnish.metrics import Stopwatch
-from burnish.options.language import LanguageValidationOptions
+from burnish.options.language import SamplingOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
 from burnish.rollout.sources import Job, RolloutRequest, collector
-from burnish.tasks.evaluate import TOKENS, SaidTokens
+from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
@@ -41,15 +40,14 @@ from burnish.types.samples import Quote
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
-Finished = Callable[[Sequence[int], Sequence[Response]], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseJob(Job):
     """Which responses to make, and how."""
 
     sampling: Sampling
-    finished: Finished | None = None  # gets rows and their responses as soon as they end, while others go on
+    # gets rows and their responses as soon as they end, while others go on
+    finished: Callable[[Sequence[int], Sequence[Response]], None] | None = None
 
     def greedy(self) -> ResponseJob:
         """The greedy response to each of the prompts, once."""
@@ -72,9 +70,7 @@ class ResponseEngine:
     seed: int
     roles: LanguageRoles  # whose tokens responses are made of
     encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}  # of the last weight sync
+    metrics: dict[str, float]  # of the last weight sync
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Responses in the order of the job's rows, as tokens and as text."""
@@ -134,10 +130,9 @@ class ResponseEngine:
 class LanguageEngine(ResponseEngine):
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
-    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int, cached: int = CACHED) -> None:
-        super().__init__()
-        self.roles, self.batch_size, self.seed = roles, batch_size, seed
-        self.encode = Encoder(roles.model, cached=cached)
+    def __init__(self, roles: LanguageRoles, *, batch_size: int, seed: int) -> None:
+        self.roles, self.batch_size, self.seed, self.metrics = roles, batch_size, seed, {}
+        self.encode = Encoder(roles.model)
 
     @contextmanager
     def responding(self, job: ResponseJob) -> Iterator[Respond]:
@@ -208,7 +203,7 @@ class ResponseRollouts:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
-                | token_columns(tokens[row]) | chosen_columns(trace, row),
+                | tokens[row] | chosen_columns(trace, row),
                 version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
@@ -280,10 +275,13 @@ def chosen_last(trace: Completion, row: int) -> Tensor:
     return chosen[int(apart[-1]) + 1 :] if len(apart) else chosen
 
 
+NO_TOKENS: dict[str, list[Any]] = {"token_texts": [], "token_logprobs": [], "token_entropies": []}
+
+
 def said_tokens(
     trace: Completion, rows: Sequence[int], engine: ResponseEngine, temperature: float
-) -> dict[int, SaidTokens]:
-    """What is recorded of the first tokens that the policy chose in some responses, by row.
+) -> dict[int, dict[str, list[Any]]]:
+    """The first tokens that the policy chose in some responses, as columns of a record, by row.
 
     Log-probs and entropies are those at the sampling ``temperature``; the latter take a forward pass of their own.
     """
@@ -291,26 +289,16 @@ def said_tokens(
         return {}
     some, decode = trace.select(rows), engine.roles.model.decode
     entropy = engine.entropy(some, temperature)
-    found: dict[int, SaidTokens] = {}
+    found: dict[int, dict[str, list[Any]]] = {}
     for own, row in enumerate(rows):
         chosen = some.mask[own].nonzero().flatten()[:TOKENS]
-        texts = [decode([token]) for token in some.ids[own, chosen].tolist()]
-        logprobs = some.logprob[own, chosen].tolist()
-        entropies = [math.nan] * len(texts) if entropy is None else entropy[own, chosen].tolist()
-        found[row] = [
-            (text, round(logprob, 4), round(spread, 4))
-            for text, logprob, spread in zip(texts, logprobs, entropies, strict=True)
-        ]
+        found[row] = {
+            "token_texts": [decode([token]) for token in some.ids[own, chosen].tolist()],
+            "token_logprobs": [round(value, 4) for value in some.logprob[own, chosen].tolist()],
+        }
+        if entropy is not None:
+            found[row]["token_entropies"] = [round(value, 4) for value in entropy[own, chosen].tolist()]
     return found
-
-
-def token_columns(tokens: SaidTokens) -> dict[str, Any]:
-    """Tokens as columns of a record, each of one type."""
-    found: dict[str, Any] = {
-        "token_texts": [text for text, _, _ in tokens], "token_logprobs": [value for _, value, _ in tokens]
-    }  # fmt: skip
-    entropies = [value for _, _, value in tokens]
-    return found if any(map(math.isnan, entropies)) else found | {"token_entropies": entropies}
 
 
 def chosen_columns(trace: Completion, row: int) -> dict[str, Any]:
@@ -347,21 +335,15 @@ def sampled_for(
 def rollout_sampling(config: LanguageConfig) -> Sampling:
     """How responses to learn from are sampled."""
     rollout = config.rollout
-    return _sampling(
+    return sampling_of(
         config, rollout,
         min_new_tokens=rollout.min_new_tokens, first_temperature=rollout.fire_temperature,
         repetition_penalty=rollout.repetition_penalty,
     )  # fmt: skip
 
 
-def validation_sampling(config: LanguageConfig) -> Sampling:
-    """How responses to held-out questions are sampled."""
-    return _sampling(config, config.validation)
-
-
-def _sampling(
-    config: LanguageConfig, section: ResponseRolloutOptions | LanguageValidationOptions, **more: Any
-) -> Sampling:
+def sampling_of(config: LanguageConfig, section: SamplingOptions, **more: Any) -> Sampling:
+    """How responses are sampled with the options of a section, such as those of validation."""
     rollout = config.rollout
     return Sampling(
         max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,

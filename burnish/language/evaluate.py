@@ -14,13 +14,13 @@ from burnish.evaluation.records import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.decoding import Sampling
 from burnish.language.engine import (
+    NO_TOKENS,
     ResponseJob,
     dialogue_metrics,
     response_columns,
     said_tokens,
     sampled_for,
-    token_columns,
-    validation_sampling,
+    sampling_of,
 )
 from burnish.language.offline import ResponseData
 from burnish.metrics import given_metrics, length_metrics
@@ -53,7 +53,7 @@ class LanguageEvaluation(Evaluation):
             )
 
     def job(self, n: int, guidance: float | None = None) -> Job:
-        sampling = validation_sampling(self.assembly.config)
+        sampling = sampling_of(self.assembly.config, self.assembly.config.validation)
         if self.suite:
             how = self.settings
             names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
@@ -79,9 +79,9 @@ class LanguageEvaluation(Evaluation):
             kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
             said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
             scores = scoring.scores(check_cancelled)
-        rows = range(len(responses))
-        known = [(response, completion.lengths.select([row])) for row, response in zip(rows, responses, strict=True)]
-        return Evaluated(scores, known, [said.get(row, ()) for row in rows])
+        lengths = completion.lengths
+        known = [(response, lengths.select([row])) for row, response in enumerate(responses)]
+        return Evaluated(scores, known, [said.get(row, NO_TOKENS) for row in range(len(known))])
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
         responses, lengths = zip(*evaluated.known, strict=True)
@@ -98,13 +98,12 @@ class LanguageEvaluation(Evaluation):
                 after = response.dialogue.pictures if response.dialogue is not None else ()
                 names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
-            tokens = token_columns(evaluated.shown[i])
-            records.append(text | {"tokens": int(lengths.response), "images": names} | tokens)
+            records.append(text | {"tokens": int(lengths.response), "images": names} | evaluated.shown[i])
         return records
 
     def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
         response, lengths = evaluated.known[row]
-        return response_columns(response, int(lengths.response)) | token_columns(evaluated.shown[row])
+        return {**response_columns(response, int(lengths.response)), **evaluated.shown[row]}
 
     def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
         response, lengths = evaluated.known[row]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend, window_of
-from burnish.language.model.class_cache import outside_inference
+from burnish.language.model.forwards import outside_inference
 from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
 
@@ -191,8 +191,8 @@ def fused(linears: Sequence[Any], dtype: torch.dtype) -> Linear | Called:
         return Called(linears, dtype)
     bias = None
     if any(linear.bias is not None for linear in linears):
-        bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
-        bias = bias.to(dtype)
+        each = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in linears]
+        bias = torch.cat(each).to(dtype)
     weights = [base(linear).to(dtype) for linear in linears]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     return Linear(weight, bias, _adapter(linears, dtype) if adapters else None)

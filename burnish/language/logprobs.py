@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -58,67 +59,33 @@ class ResponseStates:
         return out.masked_scatter(self.mask, self.all(values.float()))
 
 
-@dataclass(frozen=True)
-class Table:
-    """Every token of a micro-batch once: the prompts in use, then the responses."""
+def lay_out(
+    prompts: Sequence[int], responses: Sequence[int], owners: Sequence[int], layout: Layout
+) -> tuple[Tensor, list[Segment], Tensor]:
+    """The sequence of a forward pass. The last token of a response predicts nothing, so it is left out.
 
-    ids: Tensor  # [M] long
-    slots: Tensor  # [M] bool: vision tokens
-    positions: Tensor  # [A, M] long
-    features: list[Features]  # in the order of the slots
-    chosen: Tensor  # [R] bool: response tokens that the policy chose, in the order of the table
-    prompt: list[range]  # [P] the rows of each prompt
-    response: list[range]  # [B] the rows of each response
-    owner: list[int]  # [B] prompt of each response
-
-    @classmethod
-    def of(cls, completion: Completion, placeholders: Tensor) -> Table:
-        """Table of a batch; placeholder ids are slots for pixels, unless the policy chose them."""
-        used, owner = completion.prompts.index.unique(return_inverse=True)
-        prompts = completion.prompts.table.select(used)
-        lengths = completion.length.cpu()
-        real = torch.arange(completion.ids.shape[1]) < lengths[:, None]
-        chosen = completion.mask.cpu()[real]
-        positions = completion.positions.cpu().transpose(1, 2)[real].T
-        ids = torch.cat([*prompts.ids, completion.ids.cpu()[real]])
-        free = torch.cat([torch.ones(sum(prompts.lengths), dtype=torch.bool), ~chosen])
-        ranges = list(_ranges([*prompts.lengths, *lengths.tolist()]))
-        return cls(
-            ids=ids,
-            slots=torch.isin(ids, placeholders) & free,
-            positions=torch.cat([*prompts.positions, positions], 1),
-            features=[f for f in [*prompts.features, *completion.features] if f.size],
-            chosen=chosen,
-            prompt=ranges[: len(used)],
-            response=ranges[len(used) :],
-            owner=owner.tolist(),
-        )
-
-
-def _ranges(lengths: list[int]) -> Iterator[range]:
-    start = 0
-    for length in lengths:
-        yield range(start, start + length)
-        start += length
-
-
-def lay_out(table: Table, layout: Layout) -> tuple[Tensor, list[Segment], Tensor]:
-    """The sequence of a table. The last token of a response predicts nothing, so it is left out.
+    Args:
+        prompts: [P] lengths.
+        responses: [B] lengths.
+        owners: [B] prompt of each response.
+        layout: of the forward pass.
 
     Returns:
-        Its tokens in the table [N] long, its segments, and the indices [R] long of the states in it that predict each
-        response token.
+        Its tokens [N] long in a table of all prompts and then all responses, its segments, and the indices [R] long of
+        the states in it that predict each response token.
     """
+    sizes = [*prompts, *responses]
+    rows = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     source: list[int] = []
     predicts: list[int] = []
     segments = []
     shared = layout == "shared"
-    for prompt in table.prompt if shared else ():
+    for prompt in rows[: len(prompts)] if shared else ():
         segments.append(Segment(len(source), len(prompt)))
         source += prompt
-    for owner, response in zip(table.owner, table.response, strict=True):
+    for owner, response in zip(owners, rows[len(prompts) :], strict=True):
         if response:
-            start, prompt = len(source), table.prompt[owner]
+            start, prompt = len(source), rows[owner]
             first = start if shared else start + len(prompt)
             last = segments[owner].start + len(prompt) - 1 if shared else first - 1  # of the prompt
             predicts += [last, *range(first, first + len(response) - 1)]
@@ -134,29 +101,31 @@ def packed_states(
     completion: Completion,
     *,
     layout: Layout | Literal["auto"],
-    context: Ranks = SINGLE_RANK,
+    context: Ranks,
 ) -> ResponseStates:
     """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
-    table = Table.of(completion, model.placeholders)
-    if not any(len(response) for response in table.response):
-        chosen: Layout = "shared"  # it contains the prompts, so that there is a graph
-    elif layout == "auto":
-        costs = costs_of(completion, model)
-        chosen = min(WITHOUT_PADDING, key=costs.__getitem__)
-    else:
-        chosen = layout
-    source, segments, predicts = lay_out(table, chosen)
-    device = next(network.parameters()).device
-    ids, slots = to_device(table.ids, device), to_device(table.slots, device)
-    decoder = model.text(network)
-    embedded = model.forwards.embed(network, decoder, ids, slots, table.features)
+    used, owner = completion.prompts.index.unique(return_inverse=True)
+    prompts, responses = completion.prompts.table.select(used), completion.length.tolist()
+    chosen: Layout = "shared"  # without a response it contains the prompts, so that there is a graph
+    if any(responses):
+        chosen = min(WITHOUT_PADDING, key=costs_of(completion, model).__getitem__) if layout == "auto" else layout
+    source, segments, predicts = lay_out(prompts.lengths, responses, owner.tolist(), chosen)
+    # every token of the micro-batch once, M in all; placeholders are slots for pixels, unless the policy chose them
+    real = torch.arange(completion.ids.shape[1]) < completion.length[:, None]
+    ids, said = torch.cat([*prompts.ids, completion.ids[real]]), completion.mask[real]
+    free = torch.cat([torch.ones(sum(prompts.lengths), dtype=torch.bool), ~said])
+    positions = torch.cat([*prompts.positions, completion.positions.transpose(1, 2)[real].T], 1)
+    features = [one for one in [*prompts.features, *completion.features] if one.size]
+    device, decoder = next(network.parameters()).device, model.text(network)
+    slots = to_device(torch.isin(ids, model.placeholders) & free, device)
+    embedded = model.forwards.embed(network, decoder, to_device(ids, device), slots, features)
     split = Split(context, chunks(len(source), context.size))
     source = to_device(source[split.own], device)
-    positions = to_device(table.positions, device)[:, source]
+    positions = to_device(positions, device)[:, source]
     states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device, split=split))
-    places = predicts[table.chosen]
-    owner = torch.bucketize(places, torch.tensor(split.counts).cumsum(0), right=True)
-    parts, order = Split(context, owner.bincount(minlength=context.size).tolist()), owner.argsort(stable=True)
+    places = predicts[said]
+    rank = torch.bucketize(places, torch.tensor(split.counts).cumsum(0), right=True)
+    parts, order = Split(context, rank.bincount(minlength=context.size).tolist()), rank.argsort(stable=True)
     places = to_device(places[order[parts.own]] - split.own.start, device)
     hidden, mask = states.index_select(0, places), to_device(completion.mask, device)
     return ResponseStates(hidden, mask, places, split=parts, order=order)
@@ -208,7 +177,7 @@ def unfolded(completion: Completion) -> Completion:
         prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)),
         length=torch.tensor([end - first for first, end in spans]),
         finished=completion.finished[rows],
-        features=[_without_places(completion.features[row], end) if not first else Features.none()
+        features=[_without_places(completion.features[row], end) if not first else Features()
                   for row, (first, end) in zip(rows, spans, strict=True)],
     )  # fmt: skip
 
@@ -342,12 +311,7 @@ def response_logprobs(
 
     Args:
         temperature: of sampling, above 0. Responses sampled greedily are scored at 1.
-
-    Raises:
-        ValueError: the temperature is not above 0.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; log-probs need one above 0: score greedy responses at 1")
     states = response_states(model, network, completion, layout=layout)
     return score(model, network, states, completion, temperature=temperature)
 

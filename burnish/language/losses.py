@@ -136,13 +136,9 @@ def log_outcomes(ahead: Tensor, *, ties: Ties | None, strength: float) -> tuple[
     if ties is None:
         return logsigmoid(ahead), torch.full_like(ahead, -math.inf), logsigmoid(-ahead)
     if ties == "rao_kupper":
-        if strength <= 1:
-            raise ValueError(f"theta is {strength}; at 1 and below nothing is a tie, so it must be above 1")
         shift = math.log(strength)
         first, second = logsigmoid(ahead - shift), logsigmoid(-ahead - shift)
         return first, first + second + math.log(strength**2 - 1), second
-    if strength <= 0:
-        raise ValueError(f"nu is {strength}; at 0 nothing is a tie, so it must be above 0")
     half = ahead / 2
     parts = torch.stack([half, torch.full_like(half, math.log(strength)), -half])
     first, tie, second = parts - parts.logsumexp(0)
@@ -175,13 +171,8 @@ def comparison(
     known = ~outcome.isnan()
     label = torch.where(known, outcome, 0.0)
     won, tie, lost = log_outcomes(first - second - label * margin, ties=ties, strength=strength)
-    likely = torch.where(label > 0, won, lost)
-    if ties is not None:
-        likely = torch.where(label == 0, tie, likely)
-    loss = -likely
-    if center:
-        loss = loss + center * (first + second).square()
-    return torch.where(known, loss, 0.0)
+    likely = torch.where(label > 0, won, torch.where(label < 0, lost, tie))
+    return torch.where(known, center * (first + second).square() - likely, 0.0)
 
 
 def regression(score: Tensor, target: Tensor, *, kind: Literal["mse", "bce"]) -> Tensor:

@@ -1,21 +1,29 @@
-"""Responses that nobody sampled, as tokens: those of a data set, and those that a reward model reads."""
+"""Responses that nobody sampled, as tokens: those of a data set that are short enough, and those that a reward model
+reads."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from burnish.data.records import data_error
 from burnish.data.scored import ScoredGroup
+from burnish.data.values import shown
 from burnish.language.batches import response_stats
+from burnish.language.config import LanguageConfig
+from burnish.language.encode import TEMPLATE, Encoder, prompt_lengths
+from burnish.language.model.loading import positions_of
 from burnish.language.model.universal import LanguageModel
 from burnish.language.records import ResponseRecord
+from burnish.training.ranks import Ranks
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, ResponseRows, read_at
+from burnish.types.completion import Completion, Encoded, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses, Scores
 
@@ -110,7 +118,10 @@ def judged_completion(
     ]
     # the token that nothing reads: the state before it is the one behind the whole response
     trace = offline_completion(model, prompts, [[*own, own[-1]] for own in ids])
-    return read_at(trace, places)
+    mask = torch.zeros_like(trace.mask)
+    for row, some in enumerate(places):
+        mask[row, some] = True
+    return replace(trace, mask=mask)
 
 
 def token_ends(decode: Callable[[Sequence[int]], str], ids: Sequence[int], text: str, ends: Sequence[int]) -> list[int]:
@@ -151,3 +162,111 @@ def offline_completion(
         prompts, ids, torch.tensor([len(tokens) for tokens in responses]), axes=model.axes, logprob=logprob,
         finished=None if finished is None else torch.tensor(finished),
     )  # fmt: skip
+
+
+def check_tokens_of(records: Sequence[ResponseRecord], reader: Callable[[], LanguageModel]) -> None:
+    """Refuse tokens of responses that another tokenizer wrote.
+
+    Args:
+        records: all of them.
+        reader: the model or its outline, asked only where records have tokens.
+
+    Raises:
+        UserError: with the first such records.
+    """
+    told = [(record, reader().decode(record.tokens)) for record in records if record.tokens is not None]
+    problems = [
+        f"{record.where}: {shown(said)} in place of {shown(record.responses[0])}"
+        for record, said in told
+        if said.strip() != record.responses[0].strip()
+    ]
+    if problems:
+        head = (
+            f"token_ids of {len(problems)} of {len(records)} responses say something else to this model's tokenizer; "
+            "give those of this model, or leave token_ids and logprobs out"
+        )
+        raise data_error(problems, head)
+
+
+SLACK = 16  # tokens of a response that are not of its text, such as its end
+
+
+def prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:
+    """The prompts of all responses of records."""
+    return [prompt for record in records for prompt, _ in record.rows]
+
+
+def short_records(
+    records: Sequence[ResponseRecord],
+    reader: Callable[[], LanguageModel],
+    config: LanguageConfig,
+    tools: Sequence[dict[str, Any]],
+    ranks: Ranks,
+) -> list[ResponseRecord]:
+    """The records that are short enough; none is truncated.
+
+    Args:
+        records: all of them.
+        reader: the model or its outline, asked only where tokens have to be counted.
+        config: of the run, which has the limits.
+        tools: JSON schemas of functions that the prompts tell of.
+        ranks: which share the prompts, where these are measured.
+
+    Raises:
+        UserError: some are too long and ``data.overlong`` is error, or all of them are.
+    """
+    limit, longest = config.data.max_prompt_length, config.rollout.max_new_tokens
+    known = positions_of(config.model)
+    positions = known.most if known else 0
+    untold = all(record.tokens is None for record in records)  # how many tokens responses have
+    if limit is None and untold and all(_is_short(*r, longest, positions) for one in records for r in one.rows):
+        return list(records)
+    model, lengths = reader(), dict[str, int]()
+    if limit is not None:
+        prompts = list({prompt.uid: prompt for prompt in prompts_of(records)}.values())
+        each = prompt_lengths(Encoder(model, tools, bounded=False, cached=0), prompts, ranks)
+        lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
+    problems = [next(_complaints(record, lengths, model, config, tools), "") for record in records]
+    kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
+    if len(kept) < len(records) and (config.data.overlong == "error" or not kept):
+        head = (
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
+            "leave them out with data.overlong=filter"
+        )
+        raise data_error([problem for problem in problems if problem], head)
+    return kept
+
+
+def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
+    """Whether a response is short enough by its bytes, and with its prompt's; a token has at least one."""
+    before, own = prompt.size + TEMPLATE, len(text.encode()) + SLACK
+    return own <= longest and before + own <= positions
+
+
+def _complaints(
+    record: ResponseRecord,
+    lengths: Mapping[str, int],
+    model: LanguageModel,
+    config: LanguageConfig,
+    tools: Sequence[dict[str, Any]],
+) -> Iterator[str]:
+    """In what a record is too long; ``lengths`` are tokens of prompts by their uids, where these have a limit."""
+    limit, longest, positions = config.data.max_prompt_length, config.rollout.max_new_tokens, model.max_positions
+    rows = [
+        (prompt, text, len(model.response_ids(text) if record.tokens is None else record.tokens))
+        for prompt, text in record.rows
+    ]
+    for _, text, count in rows:
+        if count > longest:
+            yield f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+    for prompt, _, _ in rows:
+        if limit is not None and (before := lengths[prompt.uid]) > limit:
+            yield f"a prompt of {before} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+    for prompt, _, count in rows:
+        if prompt.size + count + TEMPLATE >= positions:  # else it fits, as a token has at least one byte
+            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
+            if before + count > positions:
+                yield (
+                    f"a prompt and a response of {before + count} tokens, but the model has {positions} positions "
+                    f"({model.position_limit}): {shown(prompt.text)}"
+                )

@@ -113,11 +113,11 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
     conversation = conversation_of(record, options)
     said = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     turns = [i for i in said if conversation.messages[i].learned]
-    if said and not turns:
-        raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
-    if not turns:
+    if not said:
         wanted = options.response_key or ", ".join(RESPONSE)
         raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
+    if not turns:
+        raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
     for i in turns:
         if i == 0:
             raise ValueError("has messages that begin with the assistant's: it answers nothing")
@@ -141,27 +141,25 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
     Raises:
         ValueError: one of them is missing, or both are the same.
     """
-    chosen: Any
-    rejected: Any
+    keys = ("chosen", "rejected")
     if record.values.get("rejected_response") is not None:  # beside a response, or a dialogue that ends with it
-        chosen, rejected = last_response(record, options), record.values["rejected_response"]
+        pair: list[Any] = [last_response(record, options), record.values["rejected_response"]]
+    elif missing := [key for key in keys if record.values.get(key) is None]:
+        raise ValueError(f"has no {missing[0]}; a pair needs chosen and rejected")
     else:
-        for key in ("chosen", "rejected"):
-            if record.values.get(key) is None:
-                raise ValueError(f"has no {key}; a pair needs chosen and rejected")
-        chosen, rejected = (response_of(record.values[key]) for key in ("chosen", "rejected"))
+        pair = [response_of(record.values[key]) for key in keys]
     if asked(record.values, PROMPT, options.prompt_key)[0]:
         prompt = question(record, options)
     else:  # of two full conversations all but the last messages
-        pair = (chosen, rejected)
-        if not all(isinstance(one, list) and one[:-1] for one in pair) or chosen[:-1] != rejected[:-1]:
+        before, other = (one[:-1] if isinstance(one, list) else [] for one in pair)
+        if not before or before != other:
             raise ValueError(
                 "has no prompt, and chosen and rejected are no conversations that differ in the last message"
             )
-        common = converse_with_media(record, chosen[:-1], options)
+        common = converse_with_media(record, before, options)
         prompt = prompt_of(record, common, common.messages, options)
-        chosen, rejected = chosen[-1:], rejected[-1:]
-    better, worse = response_text(chosen, "chosen"), response_text(rejected, "rejected")
+        pair = [one[-1:] for one in pair]
+    better, worse = map(response_text, pair, keys)
     if better == worse:
         raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
     return prompt, (better, worse)
@@ -169,21 +167,23 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
 
 def _judgement(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     response = last_response(record, options)
-    if response is None:
-        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
     key, good = find(record.values, LABEL)
     if not isinstance(good, bool):
         raise ValueError(f"{key or 'label'!r} is {good!r}; it must be true for a good response, false for a bad one")
     yield ResponseRecord(question(record, options), (response,), good)
 
 
-def last_response(record: Record, options: LanguageDataOptions) -> str | None:
-    """The response of a record, or the turn of the assistant that its dialogue ends with; None if it has neither."""
+def last_response(record: Record, options: LanguageDataOptions) -> str:
+    """The response of a record, or the turn of the assistant that its dialogue ends with.
+
+    Raises:
+        ValueError: it has neither.
+    """
     if (response := one_response(record, options)) is not None:
         return response
     last = conversation_of(record, options).messages[-1]
     if last.role != "assistant":
-        return None
+        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
     _check_text(last)
     return _not_empty(last.text, "content")
 
@@ -230,8 +230,6 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
     known = tuple(number_of(value, "logprobs") for value in logprobs or ())
     if logprobs is not None and len(known) != len(tokens or ()):
         raise ValueError(f"has {len(known)} logprobs of {len(tokens or ())} token_ids; give one of each")
-    if response is None:
-        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
     yield ResponseRecord(
         question(asked, options), (response,), scores=scores_in(record, options.scores or {}), tokens=tokens,
         logprobs=known, finished=finished is not False,
@@ -367,7 +365,13 @@ def drawn(
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
     for usual in KEYS[holds]:
-        _refuse_clip(*find(record.values, usual))
+        name, shows = find(record.values, usual)
+        path = shows.get("path") if isinstance(shows, Mapping) else shows
+        if is_clip(shows) or (isinstance(path, str) and path.lower().endswith(".gif")):
+            raise ValueError(  # it would be judged by its first frame, if at all
+                f"{name!r} is {shown(shows)}: algorithm.question is asked about single pictures; give a frame of each "
+                "clip (as a reward, the model then scores clips by their frames)"
+            )
     pictures = [picture_at(record, usual) for usual in KEYS[holds]]
     if len(pictures) == 2 and pictures[0] == pictures[1]:
         raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
@@ -378,13 +382,3 @@ def drawn(
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
     return every, tuple(about_picture(question, value, (*begun, one)) for one in after)
-
-
-def _refuse_clip(key: str | None, value: Any) -> None:
-    """A clip would be judged by its first frame, if at all."""
-    path = value.get("path") if isinstance(value, Mapping) else value
-    if is_clip(value) or (isinstance(path, str) and path.lower().endswith(".gif")):
-        raise ValueError(
-            f"{key!r} is {shown(value)}: algorithm.question is asked about single pictures; give a frame of each clip "
-            "(as a reward, the model then scores clips by their frames)"
-        )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
-from burnish.language.batches import trace_of
 from burnish.language.logprobs import (
+    Layout,
     ResponseStates,
     TokenScores,
     cheapest_for_all,
@@ -42,9 +42,6 @@ from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
 from burnish.utils.errors import UserError
 
-Layout = Literal["auto", "padded", "packed", "shared"]
-
-
 TokenRole = Callable[[Completion], TokenScores]  # scores responses as one of the networks
 
 
@@ -63,16 +60,16 @@ class LanguageRoles(TrainedRoles):
         critic: CriticOptions,
         freeze: Sequence[str],
         temperature: float,
-        layout: Layout,
+        layout: Layout | Literal["auto"],
         micro_batch_size: int,
         on_policy: bool,
         memory: Any,
         seed: int,
-        router_aux_loss_coef: float = 0.0,
-        sampled_elsewhere: bool = False,
-        mini_batch_size: int | None = None,
-        shared: bool = False,
-        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]] | None = None,
+        router_aux_loss_coef: float,
+        sampled_elsewhere: bool,
+        mini_batch_size: int | None,
+        shared: bool,
+        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]],
     ) -> None:
         """Make them.
 
@@ -82,38 +79,35 @@ class LanguageRoles(TrainedRoles):
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
         self.needs, self.critic, self.memory = needs, critic, memory
         self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
-        self._settled: Literal["padded", "packed", "shared"] | None = None
+        self._settled: Layout | None = None
         self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
         critics = ("critic",) if needs.critic else ()
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
-        own_trunk = needs.critic and critic.trunk == "own"
+        own_trunk = critics if critic.trunk == "own" else ()
+        learning = ("policy", *own_trunk)
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
-        added = (*(critics if own_trunk else ()), *refreshed)
-        self._add(added, reference=needs.reference, targets=targets, seed=seed, shared=shared)
+        self._add((*own_trunk, *refreshed), reference=needs.reference, targets=targets, seed=seed, shared=shared)
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
-            self._go_on(adapter_weights(lora), ("policy", *(critics if own_trunk else ())))
+            self._go_on(adapter_weights(lora), learning)
         if lora is not None:
             if model.compute != torch.float32:
                 joined(lora_layers(model.network))
             model.network.requires_grad_(False)
-            for name in ("policy", *(critics if own_trunk else ())):
+            for name in learning:
                 for parameter in adapter_parameters(model.network, name).values():
                     parameter.requires_grad_(True)
         elif own_trunk:
             self._networks["critic"].requires_grad_(True)
         self._freeze(freeze)
-        self.value_head = None
-        if needs.critic:
-            # near 0, as the rewards to come of an unknown policy
-            self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2)
+        # near 0, as the rewards to come of an unknown policy
+        self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
         self.policy: TokenRole = partial(self._scores, "policy")
         self.reference: TokenRole = partial(self._scores, "reference")
         self.teachers = Teachers(self, needs.teachers, load_teacher)
         if router_aux_loss_coef:
-            learning = ("policy", *(critics if own_trunk else ()))
             networks = {name: self._networks[self.network_of(name)] for name in learning}
             self.balance = Balance(networks, router_aux_loss_coef)
             model.require_single_forward()  # a token's router logits are told by its place in the forward
@@ -266,7 +260,7 @@ class LanguageRoles(TrainedRoles):
         ratios and KLs would hold that difference.
         """
         super().begin(collected, moved=moved)
-        trace = trace_of(collected)
+        trace = collected.trace if isinstance(collected, ScoredResponses) else collected.answers.trace
         if self.layout == "auto" and self.model.compute != torch.float32 and len(trace):
             self._settled = cheapest_for_all(
                 trace, self.model, budget=self.micro_batch_size, mini_batch=self.mini_batch_size

@@ -25,6 +25,7 @@ from burnish.language.logprobs import (
     score,
 )
 from burnish.language.model.loading import check_files, load_language_model, read_config
+from burnish.language.model.tokenizer import read_tokenizer
 from burnish.language.model.universal import LanguageModel
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.rl.surrogates import LEAST
@@ -46,19 +47,16 @@ Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 class Distributions:
     """Distributions over all tokens that student and teacher share, from states, or what a server knows of them."""
 
-    states: Tensor  # [R, D], or of a server log-probs [R, K] of the tokens ``ids``
+    states: Tensor  # [R, D]; logits [R, V] where the head is more than a product; of a server log-probs of ``ids``
     head: Head | None
-    logits: Tensor | None  # [R, V] where the head is more than a product
     temperature: float
     banned: Tensor  # [K] long
     vocabulary: int  # tokens that both have
     ids: Tensor | None = None  # [R, K]
 
     def logprobs(self, rows: Tensor) -> Tensor:
-        if self.ids is not None:
-            return self.states.index_select(0, rows)
-        hidden = self.states if self.logits is None else self.logits
-        return self.of(hidden.index_select(0, rows))
+        states = self.states.index_select(0, rows)
+        return self.of(states) if self.ids is None else states
 
     def of(self, hidden: Tensor) -> Tensor:
         """Log-probs [n, V] from states, or from logits."""
@@ -76,12 +74,11 @@ class Distributions:
 class Teacher:
     """One of a run's teachers: a network of this process, a server, or the policy itself."""
 
-    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load | None) -> None:
+    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load) -> None:
         self.roles, self.options = roles, options
         self.model, self.unknown = roles.model, set[int]()
         self.server: ServedTeacher | None = None
         if options.path is not None:
-            assert load is not None, "a run that does not train asks no teacher"
             self.model, self.unknown = load(options, option)
             if odd := [one for one in roles.model.stop if one in self.unknown]:
                 raise UserError(
@@ -95,8 +92,7 @@ class Teacher:
 
     def own(self, prompts: Sequence[Prompt]) -> Tensor:
         """Rows of the prompts that it is for, in order."""
-        label = self.options.label
-        own = [i for i, prompt in enumerate(prompts) if label is None or prompt.label == label]
+        own = [i for i, prompt in enumerate(prompts) if self.options.label in (None, prompt.label)]
         return torch.tensor(own, dtype=torch.long)
 
     def seen(self, prompts: Sequence[Prompt], trace: Completion, rows: Tensor) -> Completion:
@@ -112,12 +108,11 @@ class Teacher:
         if self.server is not None:
             return self.server.chosen(seen)
 
-        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
+        def run(network: nn.Module) -> Tensor:
             states = response_states(self.model, network, seen)
-            scores = score(self.model, network, states, seen, temperature=self.roles.temperature)
-            return scores.logprob, scores.entropy
+            return score(self.model, network, states, seen, temperature=self.roles.temperature).logprob
 
-        logprob: Tensor = self._run(run)[0]
+        logprob: Tensor = self._run(run)
         return logprob
 
     def read(self, seen: Completion, top_k: int) -> Distributions:
@@ -126,22 +121,21 @@ class Teacher:
         if self.server is not None:
             ids, values = (to_device(one, roles.device) for one in self.server.read(seen, top_k))
             banned = to_device(model.banned, roles.device)
-            return Distributions(values, None, None, 1.0, banned, model.vocabulary, ids)
+            return Distributions(values, None, 1.0, banned, model.vocabulary, ids)
 
-        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, float, float | None]:
+        def run(network: nn.Module) -> tuple[Tensor, ...]:
             states = response_states(model, network, seen)
             if states.logits is not None:
-                return states.hidden, states.hidden[:0], states.logits, 1.0, None
-            head = model.head(network)
-            return states.hidden, head.weight.detach(), None, head.scale, head.cap
+                return (states.logits,)
+            return states.hidden, model.head(network).weight.detach()
 
         with torch.no_grad():
-            hidden, weight, logits, scale, cap = self._run(run)
+            states, *weights = self._run(run)
         vocabulary = min(model.vocabulary, roles.model.vocabulary)
         without = {*model.banned.tolist(), *roles.model.banned.tolist(), *self.unknown}
         shared = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
-        head = None if logits is not None else Head(weight, scale, cap)
-        return Distributions(hidden, head, logits, roles.temperature, to_device(shared, hidden.device), vocabulary)
+        head = Head(weights[0], model.capabilities.scale, model.capabilities.cap) if weights else None
+        return Distributions(states, head, roles.temperature, to_device(shared, states.device), vocabulary)
 
     def _run(self, function: Callable[[nn.Module], Any]) -> Any:
         """What a function makes of its network."""
@@ -153,7 +147,7 @@ class Teacher:
 class Teachers:
     """All teachers of a run."""
 
-    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load | None) -> None:
+    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load) -> None:
         self.roles, self.teachers, self._load = roles, teachers, load
 
     @cached_property
@@ -163,10 +157,6 @@ class Teachers:
             Teacher(self.roles, options, f"algorithm.teachers[{number}]", self._load)
             for number, options in enumerate(self.teachers)
         ]
-
-    def load(self) -> None:
-        """Load those that are models, before anything is learned."""
-        _ = self.all
 
     def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
         """Servers are asked about all responses at once, while the policy begins to learn.
@@ -238,9 +228,8 @@ class Teachers:
         """The measure at the states ``here`` [n], of which the teacher read its tokens ``read`` [n], by chunks whose
         logits are computed again in the backward pass."""
         head = None if states.logits is not None else self.roles.model.head(network)
-        temperature, banned = self.roles.temperature, reading.banned
-        student = Distributions(states.hidden, head, states.logits, temperature, banned, reading.vocabulary)
         source = states.hidden if states.logits is None else states.logits
+        student = Distributions(source, head, self.roles.temperature, reading.banned, reading.vocabulary)
         size = rows_at_once(len(head.weight) if head is not None else source.shape[1], source.device)
 
         def piece(hidden: Tensor, rows: Tensor) -> Tensor:
@@ -302,9 +291,6 @@ def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) ->
                 )
 
 
-SHOWN = 3  # tokens that a message names
-
-
 def options_of(student: LanguageModelOptions, teacher: TokenTeacher) -> LanguageModelOptions:
     """How a teacher is loaded: as the student, without what is about training."""
     return replace(
@@ -338,13 +324,13 @@ def check_tokens(student: LanguageModelOptions, teacher: TokenTeacher, option: s
         UserError: a token that no one has added has another id.
     """
     with _named(option):
-        theirs = _tokenizer(options_of(student, teacher))
-    ours = _tokenizer(student)
+        theirs = read_tokenizer(read_config(options_of(student, teacher))[0])
+    ours = read_tokenizer(read_config(student)[0])
     added = ours.get_added_vocab().keys() | theirs.get_added_vocab().keys()
     mine, other = ours.get_vocab(), theirs.get_vocab()
     plain = [token for token in mine.keys() | other.keys() if token not in added]
     if odd := sorted(token for token in plain if mine.get(token) != other.get(token)):
-        shown = ", ".join(f"{token!r} ({mine.get(token)} and {other.get(token)})" for token in odd[:SHOWN])
+        shown = ", ".join(f"{token!r} ({mine.get(token)} and {other.get(token)})" for token in odd[:3])
         raise UserError(
             f"{option}.path is {teacher.path}, whose tokenizer is another one: of {len(plain)} tokens {len(odd)} have "
             f"other ids than in model.path, such as {shown}. A teacher has to read the student's tokens: take one of "
@@ -362,13 +348,6 @@ def load_teacher(student: LanguageModelOptions, teacher: TokenTeacher, option: s
         return load_language_model(options, frozen=True), unknown
 
 
-def _tokenizer(options: LanguageModelOptions) -> Any:
-    from transformers import AutoTokenizer
-
-    path, _ = read_config(options)
-    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-
-
 @contextmanager
 def _named(option: str) -> Iterator[None]:
     """Messages about ``model.`` are about a teacher's options."""
@@ -378,10 +357,7 @@ def _named(option: str) -> Iterator[None]:
         raise UserError(str(error).replace("model.", f"{option}.")) from error
 
 
-AT_ONCE = 16  # requests under way
 RETRIES, PATIENCE = 3, 120.0  # of a request, and seconds that one may take
-LARGEST = 256 << 20  # bytes of a reply
-SENTENCE = "The quick brown fox jumps over 13 lazy dogs."  # whose tokens are compared
 Answer = tuple[Tensor, Tensor]  # ids [T, K] and log-probs [T, K] of the tokens of a response
 
 
@@ -392,8 +368,8 @@ class ServedTeacher:
         assert teacher.url is not None, "a teacher with a path is loaded"
         self.url, self.option, self.student = teacher.url.rstrip("/"), option, student
         self._served_as, token = teacher.served_as, read_token(teacher.token_variable, f"{option}.token_variable")
-        self._server = Servers([self.url], token=token, largest=LARGEST)
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
+        self._server = Servers([self.url], token=token, largest=256 << 20)  # bytes of a reply
+        self._pool = ThreadPoolExecutor(16, thread_name_prefix="teacher")  # requests under way
         self._asked: dict[tuple[Any, ...], Future[Answer]] = {}
 
     @cached_property
@@ -416,7 +392,7 @@ class ServedTeacher:
         Raises:
             UserError: naming the option.
         """
-        ids = [*self.student.response_ids(SENTENCE)]
+        ids = self.student.response_ids("The quick brown fox jumps over 13 lazy dogs.")
         for number, entry in zip(ids[1:], self._entries(ids, 1)[1:], strict=True):
             theirs, ours = entry[str(number)].get("decoded_token"), self.student.decode([number])
             if isinstance(theirs, str) and ours and "�" not in ours + theirs and theirs != ours:

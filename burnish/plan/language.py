@@ -392,7 +392,6 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
         if shared:
             counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.first_layers().parameters()])
         self.capabilities = found
-        self.forwards.collation = replace(self.forwards.collation, mixes=found.mixes)
         if found.packed and not plannable(self, found):
             self.capabilities = replace(found, packed=False, fast=False)
         if self.capabilities.packed:

@@ -42,9 +42,6 @@ LONGEST = 2000  # characters of a prompt in the list of all
 SAID, TOKENS = 2, 256  # samples of a prompt whose tokens are kept, and how many of each
 HASHED = 1 << 16  # numbers of a tensor that tell it from others
 
-# text, log-prob and entropy of each token that the policy chose; NaN where nobody knows the entropy
-SaidTokens = Sequence[tuple[str, float, float]]
-
 T = TypeVar("T")
 J = TypeVar("J", bound=Job)
 

@@ -135,23 +135,6 @@ def lies_on(batch: Batch, device: torch.device | str) -> bool:
     return here and not batch.is_remote and all(lies_on(value, device) for value in inner)
 
 
-def size_of(batch: Batch) -> int:
-    """Bytes of its tensors."""
-    values = [value for _, value in batch._rows() if isinstance(value, Tensor | Batch)]
-    return sum(value.nbytes if isinstance(value, Tensor) else size_of(value) for value in values)
-
-
-def in_precision(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors of a batch, of a dict or of itself in another precision; all else as it is."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {name: in_precision(one, dtype) for name, one in value.items()}
-    if not isinstance(value, Batch):
-        return value
-    return dataclasses.replace(value, **{name: in_precision(one, dtype) for name, one in value._rows()})  # type: ignore[type-var]
-
-
 def is_sharded(value: Any) -> bool:
     """Whether a tensor is a DTensor, without importing DTensor."""
     return isinstance(value, Tensor) and hasattr(value, "to_local")

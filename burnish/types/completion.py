@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, as_positions, in_precision, shared, to_device
+from burnish.types.batch import Batch, Gathered, as_positions, shared
 from burnish.types.columns import LazyTensors
 
 
@@ -24,11 +24,6 @@ class Features:
     axes: dict[str, int] = field(default_factory=dict)  # along which further media follow; 0 where not named
     kinds: dict[str, Tensor] = field(default_factory=dict)  # [L] long each: kinds of tokens, for models that ask
     sizes: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # of images, videos, sounds (``Shown``)
-
-    @classmethod
-    def none(cls) -> Features:
-        """No media."""
-        return cls()
 
     @classmethod
     def joined(cls, several: Sequence[Features], lengths: Sequence[int] = ()) -> Features:
@@ -50,7 +45,8 @@ class Features:
 
     def in_precision(self, dtype: torch.dtype) -> Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""
-        return dataclasses.replace(self, tensors=in_precision(dict(self.tensors), dtype))
+        pixels = {name: one.to(dtype) for name, one in self.tensors.items() if one.is_floating_point()}
+        return dataclasses.replace(self, tensors={**self.tensors, **pixels})
 
     @property
     def size(self) -> int:
@@ -108,7 +104,7 @@ def append_turn(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
         positions=[torch.cat([first, own, turn.positions[0] + start + len(response)], 1)],
         features=[
             Features.joined(
-                [encoded.features[0], Features.none(), turn.features[0]],
+                [encoded.features[0], Features(), turn.features[0]],
                 [encoded.lengths[0], len(response), turn.lengths[0]],
             )
         ],
@@ -173,7 +169,7 @@ class Completion(Batch):
             positions=positions[:, None].expand(-1, axes, -1),
             length=length,
             finished=torch.ones(len(length), dtype=torch.bool) if finished is None else finished,
-            features=[Features.none()] * len(length),
+            features=[Features()] * len(length),
         )
 
     @classmethod
@@ -227,20 +223,3 @@ class ResponseRows(Batch):
         rows = as_positions(index, len(self))
         members = rows[:, None] * self.members + torch.arange(self.members, device=rows.device)
         return dataclasses.replace(self, trace=self.trace.select(members.flatten()))
-
-
-def at_steps(values: Tensor, mask: Tensor, steps: int) -> Tensor:
-    """Values [B, T, H] where a mask [B, T] is true, in order along each row, as [B, S, H]; 0 behind the last one."""
-    # a stable sort puts the tokens that count first
-    order = to_device(mask.long().argsort(dim=1, descending=True, stable=True)[:, :steps], values.device)
-    found = values.gather(1, order[:, :, None].expand(-1, -1, values.shape[2]))
-    there = to_device(torch.arange(order.shape[1]) < mask.sum(1, keepdim=True), values.device)
-    return found * there[:, :, None]
-
-
-def read_at(trace: Completion, ends: list[list[int]]) -> Completion:
-    """Responses whose states are read behind given tokens, counted from 1, of each; 0 is the end of the prompt."""
-    mask = torch.zeros_like(trace.mask)
-    for row, some in enumerate(ends):
-        mask[row, some] = True
-    return dataclasses.replace(trace, mask=mask)

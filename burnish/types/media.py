@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Kind = Literal["image", "video", "audio"]
-MOST_CHANNELS = 8
 HIGHEST_RATE = 10**6  # of frames, and of samples of a sound, per second
 CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see whether it can be
 
@@ -85,8 +84,7 @@ class Fit:
 
 
 AS_IT_IS = Fit()
-ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
-TAIL = 64  # bytes in which it is looked for
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands in the last bytes of a complete file
 ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
 TURNS = (b"eXIf", b"exif", b"Exif", b"xmp")  # without any of these a PNG file has no orientation
 
@@ -175,7 +173,7 @@ class Media:
                 f"it has {rate:.6g} samples per second, which is not a sound: that must be from 1 to {HIGHEST_RATE}"
             )
         wave, kind = np.atleast_2d(samples), samples.dtype.kind
-        right = kind in "fiu" and wave.ndim == 2 and wave.size and len(wave) <= MOST_CHANNELS
+        right = kind in "fiu" and wave.ndim == 2 and wave.size and len(wave) <= 8
         if not right or not np.isfinite(wave).all():
             raise ValueError(
                 f"an array of {samples.dtype} {list(samples.shape)} is not a sound, which has up to 8 channels "
@@ -322,7 +320,7 @@ def _header(data: bytes) -> Header:
             opened.verify()  # in place of decoding, which asking for its orientation would mean
         elif opened.getexif().get(ORIENTATION) in SIDEWAYS:
             width, height = height, width
-    return Header(width, height, kind in ENDS and ENDS[kind] in data[-TAIL:])
+    return Header(width, height, kind in ENDS and ENDS[kind] in data[-64:])
 
 
 def located(path: str | Path) -> str:
@@ -344,9 +342,7 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
     """Indices of at most ``limit`` of ``count`` frames, the first and the last among them."""
     if limit is None or count <= limit:
         return list(range(count))
-    if limit == 1:
-        return [0]
-    return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
+    return [round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)]
 
 
 def _resized(picture: Image, least: int | None, most: int | None) -> Image:

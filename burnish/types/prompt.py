@@ -152,7 +152,13 @@ class Prompt:
     def chat(self) -> list[dict[str, Any]]:
         """The conversation as transformers' chat templates read it."""
         return [
-            {"role": message.role, "content": [_chat_part(part) for part in message.parts]}
+            {
+                "role": message.role,
+                "content": [
+                    {"type": "text", "text": part.text} if part.kind == "text" else {"type": part.kind}
+                    for part in message.parts
+                ],
+            }
             | ({"tool_calls": [as_chat(call) for call in message.calls]} if message.calls else {})
             | (parse_json(message.more) if message.more else {})
             for message in self.turns
@@ -174,10 +180,6 @@ def uid_of_text(text: str, negative: str, answer: str | None, source: str) -> st
 
 def _hashed(content: str) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-
-
-def _chat_part(part: Part) -> dict[str, str]:
-    return {"type": "text", "text": part.text} if part.kind == "text" else {"type": part.kind}
 
 
 # what a prompt of text alone has; the first six are its content, and the record is JSON, or what that is made of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
 from burnish.types.columns import CHUNK, Column, read, states_once
-from burnish.types.completion import Completion, Lengths, ResponseRows, at_steps
+from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.samples import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
 
@@ -335,11 +335,10 @@ class OfflineSamples(ForUpdate):
 
 
 @dataclass(kw_only=True)
-class OfflineResponses(ForUpdate):
-    """Responses from a data set: single ones (SFT, KTO), or a chosen and a rejected one (DPO)."""
+class GivenResponses(ForUpdate):
+    """Responses of a data set."""
 
     answers: ResponseRows  # [B] rows
-    good: Tensor  # [B] bool: the label of single responses, true = desirable
 
     @property
     def lengths(self) -> Lengths:
@@ -348,25 +347,32 @@ class OfflineResponses(ForUpdate):
 
 
 @dataclass(kw_only=True)
-class OfflineJudgements(ForUpdate):
+class OfflineResponses(GivenResponses):
+    """Responses from a data set: single ones (SFT, KTO), or a chosen and a rejected one (DPO)."""
+
+    good: Tensor  # [B] bool: the label of single responses, true = desirable
+
+
+@dataclass(kw_only=True)
+class OfflineJudgements(GivenResponses):
     """Responses of a data set, M to a row, with labels of S steps by H heads; S is 1 where whole responses are judged.
 
     Every response has one more token than was written, which nothing reads: the state that would predict it is that of
     the last token. The mask is true there, or behind each step that is judged.
     """
 
-    answers: ResponseRows  # [B] rows
     target: Tensor  # [B, S, H]: a score, or of pairs 1, 0 or -1: the first was preferred, neither, the second; else nan
     margin: Tensor  # [B, S, H] that the preferred one should be ahead by
 
-    @property
-    def lengths(self) -> Lengths:
-        """In tokens, of every response."""
-        return self.answers.trace.lengths
-
     def at_labels(self, values: Tensor) -> Tensor:
         """Values [B * M, T, H] of tokens as [B * M, S, H] of the steps, in order; 0 for steps that there are not."""
-        return at_steps(values, self.answers.trace.mask, self.target.shape[1])
+        mask = self.answers.trace.mask
+        # a stable sort puts the tokens that count first
+        order = mask.long().argsort(dim=1, descending=True, stable=True)[:, : self.target.shape[1]]
+        order = to_device(order, values.device)
+        found = values.gather(1, order[:, :, None].expand(-1, -1, values.shape[2]))
+        there = to_device(torch.arange(order.shape[1]) < mask.sum(1, keepdim=True), values.device)
+        return found * there[:, :, None]
 
 
 @dataclass(frozen=True, kw_only=True)

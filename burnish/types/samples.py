@@ -132,7 +132,6 @@ def _averaged(value: np.ndarray, axis: int, cells: int) -> np.ndarray:
 
 
 LONGEST = 20_000  # characters whose form and words are looked at
-MOST_TAGS = 8
 TAG = re.compile(r"</?([A-Za-z][\w-]{0,30})>")
 REFLECTION = re.compile(
     r"\b(?:let\s+me\s+(?:think|reconsider)|actually|wait|correction|mistake|wrong|rethink)\b", re.IGNORECASE
@@ -177,7 +176,7 @@ def outline(text: str) -> str:
     tags = dict.fromkeys(f"<{name.lower()}>" for name in TAG.findall(text))
     marks = [what for what, sign in MARKS.items() if sign in f"\n{text}"]
     if tags or marks:
-        return " ".join([*list(tags)[:MOST_TAGS], *marks])
+        return " ".join([*list(tags)[:8], *marks])
     if re.search(r"[^\W\d_]", text):
         return "words"
     return "no words" if re.search(r"\w", text) else "nothing"
@@ -192,8 +191,6 @@ OUTCOMES = {"failed": FAILED, "retried": RETRIED, "timed_out": TIMED_OUT, "repea
 DROPS = 16  # it has no value, and its group is to be left out
 
 Ran = tuple[float, int]  # seconds from request to score, and which of the above hold
-
-PERCENTILES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +211,8 @@ class Execution:
         """By name."""
         counts = {f"reward/{label}/{name}": float(getattr(self, name)) for name in (*OUTCOMES, "dropped")}
         ordered, last = sorted(self.seconds), len(self.seconds) - 1
-        late = {name: ordered[round(share * last)] for name, share in PERCENTILES.items() if ordered}
+        shares = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
+        late = {name: ordered[round(share * last)] for name, share in shares if ordered}
         return counts | {f"reward/{label}/latency_s/{name}": value for name, value in late.items()}
 
 

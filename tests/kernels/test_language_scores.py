@@ -154,7 +154,7 @@ def play(family):
     ids = torch.cat([part for part, _ in parts])
     mask = torch.cat([torch.full((len(part),), own) for part, own in parts])
     positions = torch.cat([longer.positions[0][:, prompt.lengths[0] :], second.positions[0]], 1)
-    features = Features.joined([Features.none(), turn.features[0], Features.none()], [len(part) for part, _ in parts])
+    features = Features.joined([Features(), turn.features[0], Features()], [len(part) for part, _ in parts])
     logprob = torch.zeros(len(ids))
     logprob[mask] = torch.cat([first.logprob[0, : len(said)], second.logprob[0, : second.length[0]]])
     completion = Completion(

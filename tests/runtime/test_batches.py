@@ -50,7 +50,7 @@ def everything(count: int = 5, start: int = 0) -> Everything:
         table=Gathered(table=tables, index=torch.arange(count) % 2),
         same=Gathered(table=tables, index=torch.zeros(count, dtype=torch.long)),
         prompts=[Prompt(text=f"prompt {start + i}") for i in range(count)],
-        features=[Features.none() for _ in range(count)],
+        features=[Features() for _ in range(count)],
         wide=torch.randn(2000, count, generator=draw).T,
         empty=torch.zeros(count, 0, 3),
         pictures=[np.full((64, 64, 3), i, dtype=np.uint8) for i in range(count)],
@@ -71,7 +71,7 @@ def completion() -> Completion:
         positions=torch.zeros(2, 3, 2, dtype=torch.long),
         length=torch.tensor([2, 1]),
         finished=torch.tensor([True, False]),
-        features=[features, Features.none()],
+        features=[features, Features()],
     )
 
 

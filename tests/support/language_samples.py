@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from burnish.diffusion.options import ModelOptions
 from burnish.language.model.loading import load_language_model
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded
+from burnish.types.completion import Completion, Encoded, Features
 from tests.support.tiny_language import SEEING, chat, film, picture, tiny_language
 
 
@@ -72,7 +72,7 @@ def responses(
         positions=positions[:, None].expand(-1, model.axes, -1),
         length=length,
         finished=torch.ones(len(index), dtype=torch.bool),
-        features=[encoded.features[0].none() for _ in index],
+        features=[Features()] * len(index),
     )
 
 

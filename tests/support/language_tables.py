@@ -36,7 +36,7 @@ def answered() -> ScoredResponses:
         turn_rewards=turns, prompts=[Prompt(text=str(i)) for i in INDEX],
     )  # fmt: skip
     first = [torch.tensor([0, 1, 2])] * 3
-    table = Encoded(ids=first, positions=[one[None] for one in first], features=[Features.none()] * 3)
+    table = Encoded(ids=first, positions=[one[None] for one in first], features=[Features()] * 3)
     trace = replace(
         scored.trace, prompts=Gathered(table=table, index=torch.tensor(INDEX)), length=length,
         ids=torch.arange(rows * LIMIT).view(rows, LIMIT), finished=torch.tensor([True, True, False] * 3),
@@ -48,7 +48,7 @@ def answered() -> ScoredResponses:
 def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: Any) -> ScoredResponses:
     """Rewards [B] of responses whose tokens count where ``mask`` [B, T], each with a prompt of its own by default."""
     rows, width = mask.shape
-    table = Encoded(ids=[torch.tensor([0])], positions=[torch.zeros(1, 1).long()], features=[Features.none()])
+    table = Encoded(ids=[torch.tensor([0])], positions=[torch.zeros(1, 1).long()], features=[Features()])
     trace = Completion(
         prompts=Gathered(table=table, index=torch.zeros(rows, dtype=torch.long)),
         ids=torch.zeros(rows, width, dtype=torch.long),
@@ -57,7 +57,7 @@ def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: An
         positions=torch.zeros(rows, 1, width, dtype=torch.long),
         length=mask.sum(1),
         finished=torch.ones(rows, dtype=torch.bool),
-        features=[Features.none()] * rows,
+        features=[Features()] * rows,
     )
     scores = Scores(
         reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),

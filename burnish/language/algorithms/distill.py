@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 
 TOP_K = 64
-# options of a policy gradient that only rewards are for, and those that only an advantage is for
-SHAPING = (
-    "advantage", "advantage_clip", "advantage_clip_low", "overlong", "reward_norm", "reward_clip", "reward_clip_low",
-)  # fmt: skip
-CLIPPING = ("surrogate", "high_entropy_fraction")
 
 
 @register("language algorithm", "distill")
@@ -59,9 +54,13 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     @model_validator(mode="after")
     def _options_of_distillation_are_read(self) -> Self:
         """Without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip."""
-        idle = {*SHAPING, *(one.name for one in fields(self.parts["advantage"]) if one.name != "name")}
-        if self.over != "sampled":
-            idle |= {*CLIPPING, *(one.name for one in fields(self.parts["surrogate"]) if one.name != "name")}
+        idle = {  # what only rewards are for
+            "advantage", "advantage_clip", "advantage_clip_low", "overlong", "reward_norm", "reward_clip",
+            "reward_clip_low", *(one.name for one in fields(self.parts["advantage"]) if one.name != "name"),
+        }  # fmt: skip
+        if self.over != "sampled":  # and what only an advantage is for
+            own = (one.name for one in fields(self.parts["surrogate"]) if one.name != "name")
+            idle |= {"surrogate", "high_entropy_fraction", *own}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         refuse([
             (

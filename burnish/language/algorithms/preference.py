@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from burnish.rl.algorithm import Memory, Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.language.batches import AnnotatedResponses, ResponseBatch
+    from burnish.language.batches import ResponseBatch
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
@@ -41,6 +42,7 @@ class Paired(ReferenceAlgorithm):
             atom="pair",
         )  # fmt: skip
 
+    @abstractmethod
     def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and what else it reports, [P] each.
 
@@ -48,7 +50,6 @@ class Paired(ReferenceAlgorithm):
             won, lost: [P] log pi - log pi_ref of the chosen and of the rejected responses.
             point: [P] what rewards are measured from, where ``compute_logprobs`` has found one.
         """
-        raise NotImplementedError
 
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         import torch
@@ -59,21 +60,20 @@ class Paired(ReferenceAlgorithm):
         rows = torch.stack(pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin), 1)
         return rows, rows[:, 0] >= 0
 
-    def compute_logprobs(
-        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
-    ) -> AnnotatedResponses:
+    def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:
         from dataclasses import replace
 
-        annotated = self.annotated(collected)
+        batch = self.learned(collected)
         if self.reference_free:
-            return annotated
+            return batch
         with roles.clock("ref"):
-            return replace(annotated, reference=self.logprobs_of(roles.reference, annotated, roles))
+            logprob = self.response_logprobs(roles.reference, batch.answers.trace, roles)
+        return replace(batch, reference=logprob.view(-1, 2))
 
-    def reported(self, annotated: AnnotatedResponses) -> Metrics:
-        metrics = {"train/pairs": float(len(annotated.rows))}
-        if self.online and len(annotated.rows):
-            chosen, rejected = annotated.collected.scores.reward[annotated.rows].unbind(1)  # type: ignore[union-attr]
+    def reported(self, batch: ResponseBatch) -> Metrics:
+        metrics = {"train/pairs": float(len(batch))}
+        if self.online and len(batch):
+            chosen, rejected = batch.reward.unbind(1)
             metrics["train/pair_margin"] = float((chosen - rejected).mean())
         return metrics
 
@@ -206,21 +206,19 @@ class MPO(Paired):
 
         return Memory({"rewards": RunningMoments()})
 
-    def compute_logprobs(
-        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
-    ) -> AnnotatedResponses:
+    def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:
         from dataclasses import replace
 
         import torch
 
-        annotated = super().compute_logprobs(collected, roles)
+        batch = super().compute_logprobs(collected, roles)
         if not self.quality_weight:
-            return annotated
-        rewards = self.beta * (self.logprobs_of(roles.policy, annotated, roles) - annotated.reference)
+            return batch
+        logprob = self.response_logprobs(roles.policy, batch.answers.trace, roles).view(-1, 2)
+        rewards = self.beta * (logprob - batch.reference)
         rewards = (rewards.T if self.online else rewards).flatten()
         roles.memory["rewards"].update(rewards, torch.ones(len(rewards), dtype=torch.bool))
-        point = torch.full(annotated.point.shape, float(roles.memory["rewards"].known.mean))
-        return replace(annotated, point=point)
+        return replace(batch, point=torch.full(batch.point.shape, float(roles.memory["rewards"].known.mean)))
 
     def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.language.losses import bco
@@ -269,35 +267,32 @@ class KTO(ReferenceAlgorithm):
         rows = (~scores.missing & ~groups.constant[groups.label] & (ahead != 0)).nonzero()
         return rows, ahead[rows[:, 0]] > 0
 
-    def compute_logprobs(
-        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
-    ) -> AnnotatedResponses:
+    def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:
         from dataclasses import replace
 
         import torch
 
-        from burnish.language.batches import mismatched, trace_of
+        from burnish.language.batches import mismatched
         from burnish.language.losses import kto_reference_point
 
-        annotated = self.annotated(collected)
+        batch = self.learned(collected)
+        trace, good, point = batch.answers.trace, batch.good, batch.point
         with roles.clock("ref"):
-            reference = self.logprobs_of(roles.reference, annotated, roles)
-        good, point = annotated.good, annotated.point
+            reference = self.response_logprobs(roles.reference, trace, roles)
         if self.reference_point == "opposite":
-            drift = (self.logprobs_of(roles.policy, annotated, roles) - reference)[:, 0]
+            drift = self.response_logprobs(roles.policy, trace, roles) - reference
             point = torch.where(good, kto_reference_point(drift[~good]), kto_reference_point(drift[good]))
         if self.reference_point == "mismatched":
-            others = mismatched(trace_of(collected).select(annotated.rows[:, 0]))
+            others = mismatched(trace)
             policy, base = (self.response_logprobs(role, others, roles) for role in (roles.policy, roles.reference))
             point = kto_reference_point(policy - base).expand(len(good))
-        return replace(annotated, reference=reference, point=point)
+        return replace(batch, reference=reference[:, None], point=point)
 
-    def reported(self, annotated: AnnotatedResponses) -> Metrics:
-        count = len(annotated.rows)
-        metrics = {"train/judged": float(count), "actor/reference_point": 0.0}
-        if count:
-            metrics["actor/reference_point"] = float(annotated.point.mean())
-            metrics["train/desirable_ratio"] = float(annotated.good.float().mean())
+    def reported(self, batch: ResponseBatch) -> Metrics:
+        metrics = {"train/judged": float(len(batch)), "actor/reference_point": 0.0}
+        if len(batch):
+            metrics["actor/reference_point"] = float(batch.point.mean())
+            metrics["train/desirable_ratio"] = float(batch.good.float().mean())
         return metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
@@ -314,10 +309,9 @@ class KTO(ReferenceAlgorithm):
             logprob, part.reference[:, 0], part.good, part.point,
             beta=self.beta, desirable_weight=self.desirable_weight, undesirable_weight=self.undesirable_weight,
         )  # fmt: skip
-        nothing = torch.nan
         values |= {
             "actor/kto_loss": loss.detach(),
-            "logps/chosen": torch.where(part.good, logprob.detach(), nothing),
-            "logps/rejected": torch.where(part.good, nothing, logprob.detach()),
+            "logps/chosen": torch.where(part.good, logprob.detach(), torch.nan),
+            "logps/rejected": torch.where(part.good, torch.nan, logprob.detach()),
         }
         return Loss(loss.sum(), {name: (value.nansum(), (~value.isnan()).sum()) for name, value in values.items()})

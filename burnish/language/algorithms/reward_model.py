@@ -6,6 +6,7 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,11 +38,6 @@ class RewardTraining(RowsOfResponses):
             raise ValueError(f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out")
         return self
 
-    @property
-    def squashed(self) -> bool:
-        """Whether a value is sigmoid(score), a number in [0, 1]."""
-        return False
-
     def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
         return annotated, {"train/labels": float(known.sum())}
@@ -49,13 +45,13 @@ class RewardTraining(RowsOfResponses):
     def size(self, batch: OfflineJudgements) -> int:
         return int((~batch.target.isnan()).sum())
 
+    @abstractmethod
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss [B, S, H] of each label, and what is reported of it; values are [B * M, S, H]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
         """What validation reports of labels [B, S, H], the first being what counts; nan where there is none."""
-        raise NotImplementedError
 
     def loss(self, part: OfflineJudgements, roles: LanguageRoles) -> Loss:
         from burnish.types.batch import to_device
@@ -80,11 +76,6 @@ class AboutPictures(RewardTraining):
     """Judge pictures that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
     of {prompt}, as in "How well does the picture show this? {prompt}". null judges responses."""
 
-    @property
-    def asked(self) -> str:
-        """What is asked about each picture; "" where responses are judged."""
-        return self.question or ""
-
 
 @register("language algorithm", "bradley_terry")
 class BradleyTerry(AboutPictures):
@@ -108,7 +99,7 @@ class BradleyTerry(AboutPictures):
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
             data="comparisons", groups=False, atom="pair", heads=tuple(self.heads), ties=self.ties is not None,
-            question=self.asked,
+            question=self.question or "",
         )  # fmt: skip
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
@@ -161,6 +152,7 @@ class Regression(RewardTraining):
 
     @property
     def squashed(self) -> bool:
+        """Whether a value is sigmoid(score), a number in [0, 1]."""
         return self.kind == "bce"
 
     def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
@@ -187,7 +179,7 @@ class ScoreRegression(AboutPictures, Regression):
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
-            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.asked
+            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.question or ""
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, in_parts
@@ -12,7 +13,7 @@ from burnish.rl.algorithm import Metrics, range_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.language.batches import AnnotatedResponses, ResponseBatch
+    from burnish.language.batches import ResponseBatch
     from burnish.language.roles import LanguageRoles, TokenRole
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
@@ -25,46 +26,39 @@ class ResponseAlgorithm(RowsOfResponses):
     online: bool = True
     """Learn from own responses and their rewards; false learns from the responses in data.train_files."""
 
+    @abstractmethod
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         """Rows [R, M] of the own responses that are learned from, M together, and which are good ones [R]."""
-        raise NotImplementedError
 
-    def annotated(self, collected: ScoredResponses | OfflineResponses) -> AnnotatedResponses:
+    def learned(self, collected: ScoredResponses | OfflineResponses) -> ResponseBatch:
         """The responses that are learned from, as if there were no reference."""
         import torch
 
-        from burnish.language.batches import AnnotatedResponses
+        from burnish.language.batches import ResponseBatch
+        from burnish.types.completion import ResponseRows
         from burnish.types.rollout import OfflineResponses
 
+        metrics: Metrics = {}
         if isinstance(collected, OfflineResponses):
             answers, good = collected.answers, collected.good
-            rows = torch.arange(len(answers.trace)).view(-1, answers.members)
+            reward = torch.zeros(len(answers), answers.members)
         else:
-            rows, good = self.sampled_rows(collected)
-        nothing = torch.zeros(rows.shape)
-        return AnnotatedResponses(collected, rows, good, reference=nothing, point=nothing[:, 0])
-
-    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
-        import torch
-
-        from burnish.language.batches import ResponseBatch, trace_of
-        from burnish.types.completion import ResponseRows
-        from burnish.types.rollout import ScoredResponses
-
-        collected, rows, metrics = annotated.collected, annotated.rows, self.reported(annotated)
-        if isinstance(collected, ScoredResponses):
-            reward = collected.scores.reward[~collected.scores.missing]
-            metrics |= range_metrics(score=reward, rewards=reward)
-        answers = ResponseRows(trace=trace_of(collected).select(rows.flatten()), members=rows.shape[1])
-        batch = ResponseBatch(
-            answers=answers, reference=annotated.reference, good=annotated.good, point=annotated.point,
-            weight=torch.ones(len(rows)),
+            scores, (rows, good) = collected.scores, self.sampled_rows(collected)
+            answers = ResponseRows(trace=collected.trace.select(rows.flatten()), members=rows.shape[1])
+            reward, known = scores.reward[rows], scores.reward[~scores.missing]
+            metrics = range_metrics(score=known, rewards=known)
+        nothing = torch.zeros(reward.shape)
+        return ResponseBatch(
+            answers=answers, good=good, reward=reward, reference=nothing, point=nothing[:, 0],
+            weight=torch.ones(len(good)), metrics=metrics,
         )  # fmt: skip
-        return batch, metrics
 
-    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+    def compute_advantages(self, annotated: ResponseBatch) -> tuple[ResponseBatch, Metrics]:
+        return annotated, self.reported(annotated) | annotated.metrics
+
+    @abstractmethod
+    def reported(self, batch: ResponseBatch) -> Metrics:
         """What there is to report of the responses that are learned from."""
-        raise NotImplementedError
 
 
 @options
@@ -81,15 +75,6 @@ class ReferenceAlgorithm(ResponseAlgorithm):
         from burnish.rl.surrogates import masked, sequence_mean
 
         return sequence_mean(logprob, mask) if self.average_log_prob else masked(logprob, mask).sum(-1)
-
-    def logprobs_of(self, role: TokenRole, annotated: AnnotatedResponses, roles: LanguageRoles) -> Tensor:
-        """Log-probs [R, M] of the responses that are learned from, under a network, without gradient."""
-        from burnish.language.batches import trace_of
-
-        rows = annotated.rows
-        return self.response_logprobs(role, trace_of(annotated.collected).select(rows.flatten()), roles).view(
-            rows.shape
-        )
 
     def response_logprobs(self, role: TokenRole, trace: Completion, roles: LanguageRoles) -> Tensor:
         """Log-probs of responses under a network, without gradient: [B]."""
@@ -132,19 +117,17 @@ class SFT(ResponseAlgorithm):
 
         from burnish.rl.preference import likelihood_weights
 
-        given = self.annotated(annotated)
-        batch, metrics = super().compute_advantages(given)
+        batch = self.learned(annotated)
         if self.reward_temperature is not None:
-            reward, group = (value[given.rows[:, 0]] for value in (annotated.scores.reward, annotated.group))
-            batch = replace(batch, weight=likelihood_weights(reward, group, self.reward_temperature))
-        return batch, metrics
+            group = annotated.group[self.sampled_rows(annotated)[0][:, 0]]
+            batch = replace(batch, weight=likelihood_weights(batch.reward[:, 0], group, self.reward_temperature))
+        return super().compute_advantages(batch)
 
-    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+    def reported(self, batch: ResponseBatch) -> Metrics:
         if not self.online:
             return {}
-        reward = annotated.collected.scores.reward[annotated.rows]  # type: ignore[union-attr]
-        return {"train/imitated": float(len(reward))} | (
-            {"train/imitated_reward": float(reward.mean())} if len(reward) else {}
+        return {"train/imitated": float(len(batch))} | (
+            {"train/imitated_reward": float(batch.reward.mean())} if len(batch) else {}
         )
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:

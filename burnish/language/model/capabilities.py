@@ -6,23 +6,20 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from burnish.language.decoders import CacheKind, further
 from burnish.language.decoding import Sampling, decode
-from burnish.language.logprobs import response_logprobs
+from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs
 from burnish.language.model.base import NOTHING, Shown
-from burnish.language.model.class_cache import Cache, further
 from burnish.language.model.forwards import Conversation, HeadUnusedError, samples, switch
+from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from burnish.language.logprobs import Layout
-    from burnish.language.model.universal import LanguageModel
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +40,9 @@ class Capabilities:
 
     packed: bool = False  # the decoder runs packed and shared prompts under Burnish's plan
     padded: bool = False  # rows of different lengths share a forward, padded on the right; else each is alone
-    mixes: bool = True  # with other kinds of media, too
+    mixes: bool = True  # conversations with other kinds of media can be in one forward
     fast: bool = False  # its layers are Llama's or Gemma's, and responses are decoded by Burnish's own decoder
-    cache: Cache = "none"  # how the others are decoded
+    cache: CacheKind = "none"  # how the others are decoded
     unpacked: frozenset[str] = frozenset()  # media with which prompts are not packed
     scale: float = 1.0  # of the head's product
     cap: float | None = None  # of its logits
@@ -81,15 +78,13 @@ def check(model: LanguageModel) -> Capabilities:
             f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "
             "decoder"
         )
-    differences, everything = dict[str, float](), range(len(completion))
+    differences, everything = dict[str, float | Exception](), range(len(completion))
     slack = EXACT if model.compute == torch.float32 else ROUNDED
-    failed: Exception | None = None
 
     def agrees(
         what: str, tried: Capabilities, run: Callable[[Completion], Completion], rows: Sequence[int] = everything
     ) -> bool:
         """Whether log-probs are those of the class's own forward, which is asked for other responses too."""
-        nonlocal failed
         part, expected = completion.select(rows), own[list(rows)]
         model.capabilities = tried
         try:
@@ -97,39 +92,38 @@ def check(model: LanguageModel) -> Capabilities:
                 found = run(part)
         except SLIPS as error:  # whatever a class makes of a form that it was not written for
             log.info("%s: %s: %s", what, type(error).__name__, error)
-            differences[what], failed = float("inf"), error
+            differences[what] = error
             return False
         if found.ids is not part.ids:
             expected = own_logprobs(model, model.network, found, known.fill)
         off = (found.logprob - expected).abs()[found.mask]
         # in half precision single tokens round far apart
-        differences[what] = float(off.max() if model.compute == torch.float32 else off.mean())
-        return differences[what] <= slack
+        differences[what] = apart = float(off.max() if model.compute == torch.float32 else off.mean())
+        return apart <= slack
 
     if not agrees("one row", known, partial(_scored, model, "padded")):
-        raise UserError(_refusal(said, "one row by itself", differences["one row"], failed))
-    for mixes in (True, False):
-        model.forwards.collation = replace(model.forwards.collation, mixes=mixes)
-        padded = replace(known, padded=True, mixes=mixes)
-        if agrees("padded rows", padded, partial(_scored, model, "padded")):
-            known = padded
-            break
-    ways: tuple[Cache, ...] = ("padded", "alone", "none")
-    caches = [replace(known, cache=cache) for cache in ways]
+        raise UserError(_refusal(said, "one row by itself", differences["one row"]))
+    padded = (replace(known, padded=True, mixes=mixes) for mixes in (True, False))
+    alone = replace(known, mixes=False)
+    known = next((one for one in padded if agrees("padded rows", one, partial(_scored, model, "padded"))), alone)
+    caches = [replace(known, cache=cache) for cache in get_args(CacheKind)]
     cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
     if cached is None:
-        raise UserError(_refusal(said, "decoding token by token", differences["cache: none"], failed))
+        raise UserError(_refusal(said, "decoding token by token", differences["cache: none"]))
     known = _packed(model, cached, completion, agrees)
     model.capabilities = known
-    shown = ", ".join(f"{what} {value:.1g}" for what, value in differences.items())
+    shown = ", ".join(
+        f"{what} {'fails' if isinstance(off, Exception) else f'{off:.1g}'}" for what, off in differences.items()
+    )
     log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
     return known
 
 
-def _refusal(said: str, what: str, off: float, failed: Exception | None) -> str:
-    why = f"has log-probs that differ by {off:.2g} nats from those of its own forward"
-    if off == float("inf") and failed is not None:
-        why = f"fails where its own forward does not: {first_line(failed)}"
+def _refusal(said: str, what: str, off: float | Exception) -> str:
+    if isinstance(off, Exception):
+        why = f"fails where its own forward does not: {first_line(off)}"
+    else:
+        why = f"has log-probs that differ by {off:.2g} nats from those of its own forward"
     return f"{said} can't be trained, as {what} {why}; give another model"
 
 
@@ -146,8 +140,7 @@ def _packed(
         switch(model.network, decoder, on=True, tower=not unpacked)
         rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
-        layouts: tuple[Layout, ...] = ("packed", "shared")
-        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in layouts):
+        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in WITHOUT_PADDING):
             fast = replace(tried, fast=True)
             return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else tried
     switch(model.network, decoder, on=False)
@@ -182,11 +175,10 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     """What a class makes of its head's product."""
     one = model.forwards.inputs(model.network, Conversation.of(completion, {})[:1])
     with torch.no_grad():
-        states, logits = model.forwards.states(model.network, one, logits=True)
+        out, states = model.forwards.call(model.network, one | {"use_cache": False}, logits="all")
         weight = model.head(model.network).weight
         plain = torch.nn.functional.linear(states.to(weight.dtype), weight)[0].float()
-    assert logits is not None
-    found = logits[0].float()
+    found = out.logits[0].float()
     if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
         return Capabilities(own_logits=True)
     slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
@@ -249,7 +241,8 @@ def any_responses(model: LanguageModel) -> Completion:
             chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
             prompt = model.encode(chat, shown)
             with torch.no_grad():
-                model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
+                inputs = model.forwards.inputs(model.network, Conversation.prompts(prompt))
+                model.forwards.call(model.network, inputs | {"use_cache": False}, logits="last")
             encoded.append(prompt)
             seen |= {*brought}
         except HeadUnusedError:

@@ -10,12 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.data.records import data_error
 from burnish.types.messages import OWN, THOUGHTS, as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     from burnish.language.model.base import Chat, Tools
+    from burnish.language.model.universal import LanguageModel
+    from burnish.types.prompt import Message, Prompt
 
 
 RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes format it
@@ -63,7 +66,7 @@ class ChatTokenizer:
         """Why messages can't be asked, found once for messages of a shape; "" if they can."""
         if lost := self.left_out(messages):
             return lost
-        if tools and not self.mentions_tools:
+        if tools and not re.search(r"(?<![\w.])tools(?!\w)", self._template):
             return f"the chat template of {self.path} has no place for tools; tell of them in the messages"
         shape = (*shape_of(messages), bool(tools))
         if shape not in self._refused:
@@ -89,11 +92,6 @@ class ChatTokenizer:
     def mentions(self, key: str) -> bool:
         """Whether the template reads a key of messages."""
         return re.search(rf"""[.'"]{key}(?!\w)""", self._template) is not None
-
-    @property
-    def mentions_tools(self) -> bool:
-        """Whether the template tells of tools."""
-        return re.search(r"(?<![\w.])tools(?!\w)", self._template) is not None
 
     @property
     def _template(self) -> str:
@@ -332,10 +330,7 @@ def plain(content: str | Sequence[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(p["text"] for p in content if p["type"] == "text")
 
 
-Shape = tuple[Any, ...]
-
-
-def shape_of(messages: Chat) -> Shape:
+def shape_of(messages: Chat) -> tuple[Any, ...]:
     """Equal for conversations of which a template writes the same things."""
     return tuple(
         (
@@ -354,8 +349,6 @@ def left_out(chat: ChatTokenizer, messages: Chat) -> str:
     Every text is replaced by a mark that has to be in what the template makes of it. What the model has said may be
     rewritten, and its thoughts left out by a template that knows of thoughts, as models are trained that way.
     """
-    from burnish.utils.errors import UserError
-
     marked = [_marked(message, number) for number, message in enumerate(messages)]
     try:
         text, mark = chat.render(marked, checked=False)
@@ -404,3 +397,35 @@ def _marked(message: dict[str, Any], number: int) -> dict[str, Any]:
 def _parts(message: dict[str, Any]) -> Sequence[dict[str, Any]]:
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def check_messages(reader: Callable[[], LanguageModel], prompts: Sequence[Prompt], tools: Tools) -> None:
+    """Refuse conversations that the chat template refuses, or of which it leaves something out.
+
+    Args:
+        reader: the model or its outline, asked only where messages are other than a question and a system message.
+        prompts: all of them.
+        tools: JSON schemas of functions that they tell of.
+
+    Raises:
+        UserError: with the first such prompts.
+    """
+    unusual = [prompt for prompt in prompts if prompt.tools or not _is_usual(prompt.messages)]
+    unusual = list({(prompt.where, prompt.uid): prompt for prompt in unusual}.values())
+    problems = [
+        (prompt.name, why)
+        for prompt in unusual
+        if (why := reader().chat.refusal(prompt.chat(), prompt.told(tools) if prompt.tools else ()))
+    ]
+    if problems:
+        count = len({(prompt.where, prompt.uid) for prompt in prompts})
+        head = f"{len(problems)} of {count} conversations can't be asked: {problems[0][1]}"
+        raise data_error([name for name, _ in problems], head)
+
+
+def _is_usual(messages: Sequence[Message]) -> bool:
+    """Whether a template's answer to the first conversation like it is told soon enough, for all of them."""
+    roles = [message.role for message in messages]
+    return roles in ([], ["user"], ["system", "user"]) and not any(
+        message.more or sum(part.kind == "text" for part in message.parts) > 1 for message in messages
+    )

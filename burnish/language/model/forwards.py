@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
 Inputs = dict[str, Any]
-SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
-FRAMES = (4, 8, 6)
-SECONDS = (1.5, 1.0, 2.5)
 
 Process = Callable[[list[str], Sequence[Shown]], Inputs]
 
@@ -78,7 +75,6 @@ class Collation:
 
     axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
     rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
-    mixes: bool = True  # conversations with other kinds of media can be in one forward
     # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
     # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
     per_token: frozenset[str] = frozenset()
@@ -86,13 +82,16 @@ class Collation:
     # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
     appends: dict[str, bool] = field(default_factory=dict)
 
-    def groups(self, conversations: Sequence[Conversation], *, together: bool) -> list[list[int]]:
-        """Which conversations are in one forward: those whose media can be joined, or each alone."""
+    def groups(self, conversations: Sequence[Conversation], *, together: bool, mixes: bool) -> list[list[int]]:
+        """Which conversations are in one forward: those whose media can be joined, if any can, or each alone.
+
+        ``mixes`` says that those with other kinds of media can be in one, too.
+        """
         groups: dict[Any, list[int]] = {}
         for number, conversation in enumerate(conversations):
             names = frozenset(conversation.features.tensors)
             joined = together and names <= self.axes.keys()
-            key = number if not joined else "all" if self.mixes else names
+            key = number if not joined else "all" if mixes else names
             groups.setdefault(key, []).append(number)
         return list(groups.values())
 
@@ -229,10 +228,11 @@ def samples(kind: str, rate: int = 0) -> list[Any]:
 
     draw = np.random.default_rng(0)
     if kind == "image":
-        return [Image.fromarray(draw.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in SIZES]
+        sizes = ((44, 60), (76, 44), (52, 96))  # height and width
+        return [Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
     if kind == "audio":
-        return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in SECONDS]
-    return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in FRAMES]
+        return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in (1.5, 1.0, 2.5)]
+    return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in (4, 8, 6)]
 
 
 class Forwards:
@@ -258,11 +258,6 @@ class Forwards:
         inputs = {name: to_device(value, device) for name, value in inputs.items() if name in self.accepted}
         return inputs | {name: value.to(network.dtype) for name, value in inputs.items() if value.is_floating_point()}
 
-    def states(self, network: Any, inputs: Inputs, *, logits: bool = False) -> tuple[Tensor, Tensor | None]:
-        """States [B, L, D] that the head is given, and its logits [B, L, V] where they are asked for."""
-        out, states = self.call(network, inputs | {"use_cache": False}, logits="all" if logits else "last")
-        return states, out.logits if logits else None
-
     def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:
         """States of the policy's tokens: each response with its prompt, padded on the right.
 
@@ -276,7 +271,7 @@ class Forwards:
             UserError: they can't be.
         """
         conversations, logits = Conversation.of(completion, known.fill), known.own_logits
-        groups = self.collation.groups(conversations, together=known.padded)
+        groups = self.collation.groups(conversations, together=known.padded, mixes=known.mixes)
         if single and len(groups) > 1:
             raise UserError(
                 f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "
@@ -287,9 +282,10 @@ class Forwards:
         hidden, scores, index, start = [], [], {}, 0
         for group in groups:
             rows = [conversations[row] for row in group]
-            states, heads = self.states(network, self.inputs(network, rows), logits=logits)
+            inputs = self.inputs(network, rows) | {"use_cache": False}
+            out, states = self.call(network, inputs, logits="all" if logits else "last")
             hidden.append(states.flatten(0, 1))
-            scores.append(heads.flatten(0, 1) if heads is not None else states)
+            scores.append(out.logits.flatten(0, 1) if logits else states)
             for row in group:
                 # a token is predicted from the one before it
                 index[row] = start + prompts[row] - 1 + completion.mask[row].nonzero().flatten()
@@ -328,7 +324,7 @@ class Forwards:
             with self.precision(inputs):
                 network(**inputs)
         except ReachedError as reached:
-            given = reached.given
+            (given,) = reached.args
         finally:
             hook.remove()
         deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
@@ -393,6 +389,13 @@ class HeadUnusedError(Exception):
 
 
 @contextmanager
+def outside_inference() -> Iterator[None]:
+    """No gradients, but ordinary tensors: a class may keep some, and training couldn't use them."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def caching(network: nn.Module) -> Iterator[None]:
     """Layers keep what they add to a cache, also those that drop it under gradient checkpointing."""
     from transformers.modeling_layers import GradientCheckpointingLayer
@@ -412,10 +415,7 @@ GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
 
 class ReachedError(Exception):
-    """The decoder was called; not an error."""
-
-    def __init__(self, given: Inputs) -> None:
-        self.given = given
+    """The decoder was called with these arguments; not an error."""
 
 
 def planned(

@@ -16,7 +16,7 @@ from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
 from burnish.registry import lookup
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KIND = "language model"
-TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
 UNIVERSAL = "transformers"  # runs every class of transformers
 GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -50,7 +48,7 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_experts(options: LanguageModelOptions) -> None:
+def check_router_loss(options: LanguageModelOptions) -> None:
     """Refuse a router loss for a model without experts, by config.json alone.
 
     Raises:
@@ -69,7 +67,7 @@ def check_experts(options: LanguageModelOptions) -> None:
 
 def class_of(options: CommonModelOptions) -> Any:
     """The class that runs a language model."""
-    return lookup(KIND, UNIVERSAL if options.family == "auto" else options.family)
+    return lookup("language model", UNIVERSAL if options.family == "auto" else options.family)
 
 
 def check_files(options: CommonModelOptions) -> None:
@@ -93,7 +91,8 @@ def check_files(options: CommonModelOptions) -> None:
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
         found.append(complaint)
-    if any(part in config for part in TOWERS) and not any((path / name).is_file() for name in PROCESSORS):
+    sees_or_hears = "vision_config" in config or "audio_config" in config
+    if sees_or_hears and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
@@ -222,8 +221,7 @@ def load_outline(options: CommonModelOptions) -> LanguageModel:
     with understood(f"model.path is {options.path}, whose processor can't be loaded"):
         with without_weights(), init_empty_weights():
             model: LanguageModel = class_of(options).load(path, dtype=compute, compute=compute, device="cpu")
-        network: Any = model.network
-        network.tie_weights()  # as files do
+        model.network.tie_weights()  # as files do
         return model
 
 
@@ -233,11 +231,10 @@ def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:
     if fewer is None or fewer.weights is None:
         return
     model.refuse_non_finite()
-    decoder: Any = model.network.get_decoder()  # type: ignore[operator]
     with quietly():
         quantize(
-            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude,
-            in_full=_in_full(options),
+            model.network.get_decoder(), fewer.weights,
+            compute=model.compute, device=model.device, exclude=fewer.exclude, in_full=_in_full(options),
         )  # fmt: skip
 
 
@@ -249,8 +246,8 @@ def match_layers(model: LanguageModel, options: CommonModelOptions) -> None:
     """
     fewer = options.quantization
     if fewer is not None and fewer.weights is not None:
-        decoder: Any = model.network.get_decoder()  # type: ignore[operator]
-        layers_to_quantize(decoder, fewer.weights, exclude=fewer.exclude, in_full=_in_full(options))
+        layers = model.network.get_decoder()
+        layers_to_quantize(layers, fewer.weights, exclude=fewer.exclude, in_full=_in_full(options))
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
 
@@ -299,8 +296,9 @@ def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
         expected = _states(network, REFERENCE, compute, device)
         found = _states(network, name, compute, device)
     except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"model.attention is {name}, which can't train here: {reason}; leave it out") from error
+        raise UserError(
+            f"model.attention is {name}, which can't train here: {first_line(error)}; leave it out"
+        ) from error
     apart = max(
         float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
     )

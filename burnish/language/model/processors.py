@@ -15,7 +15,6 @@ from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 
 COMBINED, PICTURES, VIDEOS = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
-DESCRIBED = (COMBINED, PICTURES, VIDEOS, "tokenizer_config.json")  # files that name the class, the first that does wins
 # classes that transformers doesn't show without torchvision, and whose modules their stand-ins don't name
 BASES = {
     "VideoProcessorMixin": "transformers.video_processing_utils",
@@ -56,7 +55,7 @@ def _class_name(path: Path) -> str:
     """The class of a processor, as one of its files names it, or as transformers has it for the type of the model."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    for name in DESCRIBED:
+    for name in (COMBINED, PICTURES, VIDEOS, "tokenizer_config.json"):  # the first that names one wins
         if (path / name).is_file() and (found := read_object(path / name).get("processor_class")):
             return str(found)
     kind = read_object(path / "config.json").get("model_type")

@@ -160,18 +160,15 @@ def reward_loading_lines(base: Path, adapter: Path | None, kind: str, model_type
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
 
-    folder = adapter or base
     classifier = CLASSIFIERS.get(model_type)
-    if classifier is not None and adapter is None:
-        return [f'model = {classifier}.from_pretrained("{base}")']
-    if classifier is not None:
-        load = f'model = {classifier}.from_pretrained("{base}", num_labels={heads})'
-        return [load, f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
-    lines = [f'model = {kind}.from_pretrained("{base}")']
+    labels = f", num_labels={heads}" if classifier is not None and adapter is not None else ""
+    lines = [f'model = {classifier or kind}.from_pretrained("{base}"{labels})']
     lines += [] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
-    file = ALONE if adapter is not None else "model.safetensors"
+    if classifier is not None:
+        return lines
+    file = base / "model.safetensors" if adapter is None else adapter / ALONE
     return [
         *lines,
-        f'head = safetensors.torch.load_file("{folder / file}")["{HEAD}"]  # or the last of more files',
+        f'head = safetensors.torch.load_file("{file}")["{HEAD}"]  # or the last of more files',
         "score = model(**inputs, output_hidden_states=True).hidden_states[-1][:, -1].float() @ head.T",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from burnish.models.loading import read_folder
 from burnish.options.language import LanguageModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS, model_folder
@@ -30,8 +32,6 @@ TOKENIZER = (
 )  # fmt: skip
 TEMPLATE = ("chat_template.*", "additional_chat_templates")
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-SEEN = ("image", "video", "audio", "vision")  # in names of tokens that stand for media, in config.json
-LONGEST = 1 << 20  # characters of a template
 
 
 def overlaid(options: LanguageModelOptions, model: Path) -> Path:
@@ -77,14 +77,19 @@ def template_of(given: str) -> str:
             f"model.chat_template is {given}, which is neither a file nor a template (it has no {{{{ or {{%); give one"
         )
     text = given if inline else read_text(checked_path(given, "model.chat_template"))
-    where = "" if inline else f" {given}"
-    if len(text) > LONGEST:
-        raise UserError(f"model.chat_template{where} has {len(text)} characters, more than {LONGEST}")
     try:
         _compile_jinja_template(text)
     except TemplateSyntaxError as error:
+        where = "" if inline else f" {given}"
         raise UserError(f"model.chat_template{where} is no template of Jinja: line {error.lineno}: {error}") from None
     return text
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer of a directory, as transformers reads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def check_vocabulary(options: LanguageModelOptions) -> None:
@@ -96,15 +101,8 @@ def check_vocabulary(options: LanguageModelOptions) -> None:
     folder = tokenizer_folder(options)
     if folder is None:
         return
-    from transformers import AutoTokenizer
-
-    from burnish.models.loading import read_folder
-
-    def read(path: Path) -> Any:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-
     model, config = read_folder(options, "config.json", "transformers", "model")
-    own, other = read(model), read(folder)
+    own, other = read_tokenizer(model), read_tokenizer(folder)
     text = config.get("text_config") or config
     highest = max(other.get_vocab().values())
     if highest >= text.get("vocab_size", highest + 1):
@@ -114,7 +112,7 @@ def check_vocabulary(options: LanguageModelOptions) -> None:
             "tokenizer of that model"
         )
     for name, number in {**config, **text}.items():
-        if name.endswith(("_token_id", "_token_index")) and any(kind in name for kind in SEEN):
+        if re.search(r"(image|video|audio|vision).*_token_(id|index)$", name):
             tokens = [reader.convert_ids_to_tokens(number) for reader in (own, other) if isinstance(number, int)]
             if len(set(tokens)) > 1:
                 raise UserError(

@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
 from burnish.language.model.chat import ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
 from burnish.language.model.reward_head import HEAD
+from burnish.language.model.tokenizer import read_tokenizer
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state
 from burnish.models.placing import load_mapped, place
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from burnish.language.decoding import DecodingRows
     from burnish.language.logprobs import Head, Layout, ResponseStates
-    from burnish.language.model.base import Audio, Chat, Tools, Video
+    from burnish.language.model.base import Audio, Chat, Tools
     from burnish.language.model.forwards import Collation, Inputs
     from burnish.training.ranks import Ranks
     from burnish.types.completion import Completion, Encoded, Features
@@ -41,13 +42,9 @@ SHORTEST = 1.0  # seconds of a sound
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
-TRIED = 1  # the last layer at least that a copy for checks has
-
-
+@register("language model", "transformers")
 class LanguageModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
-
-    name: ClassVar[str] = "transformers"
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
@@ -58,11 +55,11 @@ class LanguageModel:
 
         self.path, self.tokenizer = path, tokenizer
         self.compute = compute  # precision of the forward pass
-        self.network: nn.Module = network
+        self.network = network
         self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.config: Any = network.config
         text = self.config.get_text_config()
-        self.processor = load_processor(path)
+        self.processor: Any = load_processor(path)
         # samples per second of the sounds that it hears; None: it hears none
         self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
         self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
@@ -95,7 +92,7 @@ class LanguageModel:
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
-        self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features.none()))
+        self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features()))
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -109,13 +106,11 @@ class LanguageModel:
             device: where the network goes; it is not there yet, see ``place``.
         """
         import torch
-        from transformers import AutoTokenizer
 
         with quietly("transformers"):
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        model = cls(path, network, tokenizer, compute=compute)
+        model = cls(path, network, read_tokenizer(path), compute=compute)
         model.device = torch.empty(0, device=device).device
         return model
 
@@ -153,7 +148,7 @@ class LanguageModel:
         layers = self.layers(found)
         types = getattr(found.config.get_text_config(), "layer_types", None) or [""] * len(layers)
         kinds = [(types[i], frozenset(map(type, layer.modules()))) for i, layer in enumerate(layers)]
-        del layers[max(TRIED, *map(kinds.index, kinds)) + 1 :]
+        del layers[max(1, *map(kinds.index, kinds)) + 1 :]  # two at least
         return found
 
     @classmethod
@@ -267,7 +262,7 @@ class LanguageModel:
 
         self._refuse_unread(shown)
         if self.processor is None:
-            ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features.none()
+            ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features()
         else:
             shown = replace(shown, audios=[_lengthened(audio) for audio in shown.audios])
             found = self._processed([text.replace(mark, CUT)], [shown])
@@ -306,8 +301,7 @@ class LanguageModel:
         if self.axes > 1 and "position_ids" in self.forwards.accepted:
             inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
             inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
-            network: Any = self.network
-            found = network._prepare_position_ids_for_generation(ids[None], inputs)
+            found = self.network._prepare_position_ids_for_generation(ids[None], inputs)
             # Reformer has none for its first tokens; where there are four, the first counts along the text
             if found is not None and found.ndim == 3:
                 own: Tensor = found[-3:, 0].long()
@@ -323,16 +317,22 @@ class LanguageModel:
             given["images"] = pictures if self._nested else [image for own in pictures for image in own]
         if videos := [video for own in shown for video in own.videos]:
             given["videos"] = [video.frames for video in videos]
-            given["video_metadata"] = [_metadata(video) for video in videos]
+            given["video_metadata"] = [
+                {
+                    "total_num_frames": len(video.frames), "fps": video.fps, "duration": len(video.frames) / video.fps,
+                    "height": video.frames.shape[1], "width": video.frames.shape[2],
+                    "frames_indices": list(range(len(video.frames))),
+                }
+                for video in videos
+            ]  # fmt: skip
             if videos[0].chosen:
                 given["do_sample_frames"] = False
         if audios := [audio for own in shown for audio in own.audios]:
             given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
-        processor: Any = self.processor
         # for the text alone: sounds are padded as their part of the processor does by itself
-        found: Inputs = dict(processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
+        found: Inputs = dict(self.processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
         return found
 
     @property
@@ -456,8 +456,7 @@ class LanguageModel:
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
         """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
-        from burnish.language.fast_decoder import FastDecoder
-        from burnish.language.model.class_cache import decode_by_class
+        from burnish.language.decoders import FastDecoder, decode_by_class
 
         known = self.capabilities
         if known.fast and (not known.packed or self._packs(rows.prompts.features)):
@@ -465,12 +464,11 @@ class LanguageModel:
         else:
             decode_by_class(self, network, rows, batch_size, check_cancelled)
 
-    def head(self, network: nn.Module) -> Head:
+    def head(self, network: Any) -> Head:
         """The language head."""
         from burnish.language.logprobs import Head
 
-        module: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
+        return Head(network.get_output_embeddings().weight, self.capabilities.scale, self.capabilities.cap)
 
     def save(self, folder: Path, weights: dict[str, Tensor], *, head: Tensor | None = None) -> None:
         """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it.
@@ -504,23 +502,12 @@ class LanguageModel:
         (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
 
 
-register("language model", "transformers")(LanguageModel)
-
-
 def _lengthened(audio: Audio) -> Audio:
     """A sound with silence behind it, if it is short: some classes hear it otherwise beside others (Qwen3-Omni)."""
     import numpy
 
     missing = max(round(SHORTEST * audio.rate) - len(audio.samples), 0)
     return replace(audio, samples=numpy.pad(audio.samples, (0, missing)))
-
-
-def _metadata(video: Video) -> dict[str, Any]:
-    count, height, width = video.frames.shape[:3]
-    return {
-        "total_num_frames": count, "fps": video.fps, "width": width, "height": height, "duration": count / video.fps,
-        "frames_indices": list(range(count)),
-    }  # fmt: skip
 
 
 def positions_within(text: Any) -> Positions:
@@ -540,7 +527,6 @@ def positions_within(text: Any) -> Positions:
             found.append(Positions(original, "original_max_position_embeddings, from which on its LongRoPE changes"))
     if found:
         return min(found)
-    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "linear":
-        return Positions(int(most * factor), "max_position_embeddings")
+    factor = rope.get("factor") or 1.0
+    original = most if rope.get("rope_type") == "linear" else rope.get("original_max_position_embeddings")
     return Positions(max(most, int(original * factor)) if original else most, "max_position_embeddings")

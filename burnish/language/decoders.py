@@ -1,21 +1,25 @@
-"""Decoding by Burnish's own layers and cache: rows that end make room for waiting ones at once."""
+"""How rows are decoded: by Burnish's own layers and cache, or by their class's own forward.
+
+Burnish's decoder gives rows that wait the place of rows that end at once. A class has its own cache, or none where that
+gives other numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from burnish.language.attention import Plan, Segment
 from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
-from burnish.language.model.class_cache import outside_inference
-from burnish.language.model.forwards import Conversation, caching
+from burnish.language.model.forwards import Conversation, Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
 
@@ -133,7 +137,7 @@ class FastDecoder:
     def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
         turn, prompts, live = self.rows.turn, self.prompts, self.live
-        if turn is None or turn.last or not self.model.keeps_turns:
+        if turn is None or not turn.most or not self.model.keeps_turns:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
         for place in live.done.nonzero().flatten().tolist():
@@ -162,9 +166,9 @@ class FastDecoder:
 
     def _prefill_by_class(self, batch: list[int]) -> None:
         """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
-        forwards, together = self.model.forwards, self.model.capabilities.cache == "padded"
+        forwards, known = self.model.forwards, self.model.capabilities
         conversations = Conversation.prompts(self.prompts.select(batch))
-        for group in forwards.collation.groups(conversations, together=together):
+        for group in forwards.collation.groups(conversations, together=known.cache == "padded", mixes=known.mixes):
             inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
             with outside_inference(), caching(self.network):
                 given = {"use_cache": True, "past_key_values": DynamicCache()}
@@ -198,3 +202,121 @@ class FastDecoder:
         for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
             own = slice(segment.start, segment.start + segment.length)
             self.prefilled[prompt] = x[number], cached[..., own, :]
+
+
+# prompts share it, padded on the left; one has it; each token is read anew
+CacheKind = Literal["padded", "alone", "none"]
+
+
+class Cached:
+    """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column."""
+
+    logits: Tensor  # [B, V] of the last token of each row
+
+    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
+        """Run prompts."""
+        self.forwards, self.network = model.forwards, network
+        inputs = self.forwards.inputs(network, prompts, side="left")
+        self.ids: Tensor = inputs.pop("input_ids")  # [B, T] that were run
+        self.arguments = inputs | {"use_cache": True}  # of the next forward, beside them
+        if network._supports_default_dynamic_cache():  # an empty one, as ``generate`` makes it; else the class does
+            name = "cache_params" if "cache_params" in self.forwards.accepted else "past_key_values"
+            self.arguments[name] = DynamicCache(config=network.config.get_text_config(decoder=True))
+        self._run(is_first_iteration=True)
+        kept = {"attention_mask", "position_ids", "use_cache", *ALL_CACHE_NAMES}
+        joins = self.forwards.collation
+        aligned = {name for name in joins.rows | joins.per_token if name in inputs}
+        kinds = {name for prompt in prompts for name in prompt.features.kinds}
+        self.arguments = {name: value for name, value in self.arguments.items() if name in kept | aligned | kinds}
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows in this order; a row may be taken several times."""
+        self.ids, self.logits = self.ids.index_select(0, rows), self.logits.index_select(0, rows)
+        for name, value in self.arguments.items():
+            if name in ALL_CACHE_NAMES:
+                value.reorder_cache(rows)
+            elif isinstance(value, Tensor):
+                axis = 1 if name == "position_ids" and value.ndim == 3 else 0
+                self.arguments[name] = value.index_select(axis, rows)
+
+    def step(self, tokens: Tensor) -> None:
+        """Run a further token [B, 1] of each row."""
+        self.ids = torch.cat([self.ids, tokens], 1)
+        self._run(next_sequence_length=1)
+
+    def _run(self, **more: Any) -> None:
+        inputs = self.network.prepare_inputs_for_generation(self.ids, **more, **self.arguments)
+        out, _ = self.forwards.call(self.network, inputs, logits="last")
+        self.logits = out.logits[:, -1].float()
+        self.arguments = further(self.network, out, self.arguments)
+
+
+class Uncached:
+    """Rows of which every token is computed with all that stand before it; in the place of ``Cached``."""
+
+    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
+        self._model, self._network, self._rows = model, network, list(prompts)
+        self.logits = self._last()
+
+    def select(self, rows: Tensor) -> None:
+        self._rows = [self._rows[row] for row in rows.tolist()]
+        self.logits = self.logits.index_select(0, rows)
+
+    def step(self, tokens: Tensor) -> None:
+        fill = self._model.capabilities.fill
+        self._rows = [row.followed_by(own, fill) for row, own in zip(self._rows, tokens.cpu(), strict=True)]
+        self.logits = self._last()
+
+    def _last(self) -> Tensor:
+        found, forwards, known = dict[int, Tensor](), self._model.forwards, self._model.capabilities
+        for group in forwards.collation.groups(self._rows, together=known.padded, mixes=known.mixes):
+            rows = [self._rows[row] for row in group]
+            inputs = forwards.inputs(self._network, rows) | {"use_cache": False}
+            out, _ = forwards.call(self._network, inputs, logits="all")
+            for place, (number, row) in enumerate(zip(group, rows, strict=True)):
+                found[number] = out.logits[place, len(row.ids) - 1].float()
+        return torch.stack([found[row] for row in range(len(self._rows))])
+
+
+def further(network: Any, out: Any, arguments: Inputs) -> Inputs:
+    """Arguments of the next forward after a token was added, by the class's own rule."""
+    found: Inputs = network._update_model_kwargs_for_generation(out, dict(arguments), is_encoder_decoder=False)
+    return found
+
+
+def decode_by_class(
+    model: LanguageModel, network: Any, rows: DecodingRows, batch_size: int, check_cancelled: Callable[[], None]
+) -> None:
+    """Decode rows by the forward of their class, batch by batch; those that have ended are dropped from it."""
+    prompts, index, known = Conversation.prompts(rows.prompts), rows.index, model.capabilities
+    with caching(network):
+        for start in range(0, len(rows.waiting), batch_size):
+            some = rows.waiting[start : start + batch_size]
+            needed = list(dict.fromkeys(index[row] for row in some))
+            alike = [prompts[prompt] for prompt in needed]
+            for group in model.forwards.collation.groups(alike, together=known.cache != "alone", mixes=known.mixes):
+                place = {needed[number]: n for n, number in enumerate(group)}
+                batch = [row for row in some if index[row] in place]
+                kind = Uncached if known.cache == "none" else Cached
+                with outside_inference():
+                    cached = kind(model, network, [alike[number] for number in group])
+                    cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
+                _decode(cached, rows, batch, check_cancelled)
+
+
+def _decode(
+    cached: Cached | Uncached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]
+) -> None:
+    live = Live(len(batch), rows.device)
+    rows.enter(batch, live)
+    while True:
+        check_cancelled()
+        rows.next_tokens(cached.logits.clone(), live)
+        if rows.look(live) >= IDLE * live.size:
+            unfinished = rows.drop_done(live)
+            if not live.size:
+                return
+            with outside_inference():
+                cached.select(unfinished.clone())
+        with outside_inference():
+            cached.step(live.token[:, None].clone())
