@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from burnish.options import Count
 from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
 from burnish.types.samples import LUMA, Kind, Sample, coarse
@@ -71,10 +70,7 @@ class JpegIncompressibility(PictureStatistic):
 
 @register("flow reward", "border_darkness")
 class BorderDarkness(PictureStatistic):
-    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant to be logged, with weight 0."""
-
-    width: Count = 1
-    """Width of the border in pixels."""
+    """Mean of 1 - luminance over the border of one pixel, from 0 (white) to 1 (black). For weight 0."""
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
@@ -99,7 +95,7 @@ class BorderDarkness(PictureStatistic):
         import numpy as np
 
         ring = np.ones((height, width), dtype=bool)
-        ring[self.width : height - self.width, self.width : width - self.width] = False
+        ring[1:-1, 1:-1] = False
         return ring
 
 
