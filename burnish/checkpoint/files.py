@@ -12,9 +12,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,6 @@ from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
 
 MANIFEST = "manifest.json"
-FORMAT = 2
 VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
 _FILE = re.compile(r"state\.json|tensors/[\w-][\w.-]*\.safetensors")
 HASHED = 8  # files at a time
@@ -51,18 +50,18 @@ Files = Annotated[dict[Annotated[str, AfterValidator(_inside)], FileEntry], Fiel
 class Manifest:
     """What a checkpoint is, and of which files."""
 
+    format: Literal[2] = 2
     update: NonNegativeInt
     identity: dict[str, str]
     score: FiniteFloat | None
     files: Files
-    unvalidated: dict[str, FiniteFloat | None] | None = None  # metrics of its update, if its validation is to be done
+    unvalidated: Mapping[str, FiniteFloat | None] | None = (
+        None  # metrics of its update, if its validation is to be done
+    )
 
     def render(self) -> bytes:
-        """As JSON with its own hash, which detects any change."""
-        content = {"format": FORMAT} | {name: asdict(self)[name] for name in Manifest.__dataclass_fields__}
-        if self.unvalidated is None:
-            del content["unvalidated"]
-        return _sealed(content)
+        """As JSON with its own hash, which detects any change; numbers that are not finite are null."""
+        return _sealed(json.loads(_MANIFEST.dump_json(self)))
 
 
 _MANIFEST = TypeAdapter(Manifest)
@@ -71,11 +70,6 @@ _MANIFEST = TypeAdapter(Manifest)
 def _sealed(content: dict[str, Any]) -> bytes:
     digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def finite(value: float | None) -> float | None:
-    """A number as JSON can hold it; None for NaN."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def parse(raw: bytes, file: str) -> Manifest:
@@ -92,8 +86,6 @@ def parse(raw: bytes, file: str) -> Manifest:
         intact = False
     if not intact:
         raise UserError(f"{file} is damaged: its {len(raw)} bytes do not match its sha256")
-    if content.get("format") != FORMAT:
-        raise UserError(f"{file} has format {content.get('format')!r:.40}, not {FORMAT}; another Burnish wrote it")
     try:
         return _MANIFEST.validate_json(raw, strict=True)
     except ValidationError as error:
@@ -247,8 +239,6 @@ def publish_manifest(path: Path, manifest: Manifest) -> None:
         OSError: it can't be written.
         UserError: so, or a file is not as long as it was written.
     """
-    metrics = manifest.unvalidated and {name: finite(value) for name, value in manifest.unvalidated.items()}
-    clean = replace(manifest, score=finite(manifest.score), unvalidated=metrics)
-    write_atomically(path / MANIFEST, clean.render())
+    write_atomically(path / MANIFEST, manifest.render())
     sync(path)
     opened(path)

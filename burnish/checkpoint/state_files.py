@@ -41,11 +41,6 @@ class Piece:
     dtype: torch.dtype  # that is written
 
     @classmethod
-    def full(cls, tensor: Tensor, dtype: torch.dtype) -> Piece:
-        """All of an unsharded tensor, in some precision."""
-        return cls(tensor.detach(), (0,) * tensor.ndim, tuple(tensor.shape), dtype)
-
-    @classmethod
     def of(cls, tensor: Tensor, *, rank: int, number: int) -> Piece | None:
         """This rank's piece of a tensor, if it is the one to write it.
 
@@ -108,7 +103,6 @@ def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
     for name, piece in pieces.items():
         tensor, start = piece.tensor, end
         end += tensor.numel() * piece.dtype.itemsize
-        assert piece.dtype in NAMES, f"{name} is of {piece.dtype}, which these files don't have"
         header[name] = {"dtype": NAMES[piece.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -128,26 +122,26 @@ def read_tensors(files: Iterable[Path]) -> dict[str, SavedTensor]:
         OSError: a file can't be read.
         UserError: the files were not written by a run.
     """
-    chunks: dict[str, list[Chunk]] = {}
-    about: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    found: dict[str, SavedTensor] = {}
     for file in files:
         try:
-            for name, shape, dtype, chunk in _chunks(file):
-                if about.setdefault(name, (shape, dtype)) != (shape, dtype):
+            for name, part in _parts(file):
+                known = found.setdefault(name, replace(part, chunks=()))
+                if (known.shape, known.dtype) != (part.shape, part.dtype):
                     raise ValueError(f"{name} has another shape or type than in another file")
-                chunks.setdefault(name, []).append(chunk)
+                found[name] = replace(known, chunks=known.chunks + part.chunks)
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{file} is no file of tensors of a run: {error}; nothing of it was executed; use another checkpoint"
             ) from None
-    for name, (shape, _) in about.items():
-        if sum(math.prod(chunk.shape) for chunk in chunks[name]) != math.prod(shape):
+    for name, tensor in found.items():
+        if sum(math.prod(chunk.shape) for chunk in tensor.chunks) != tensor.shape.numel():
             raise UserError(f"the checkpoint lacks a part of {name:.80}; use another checkpoint")
-    return {name: SavedTensor(*about[name], tuple(found)) for name, found in chunks.items()}
+    return found
 
 
-def _chunks(path: Path) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
-    """Every tensor of a file: its name, full shape, type and chunk."""
+def _parts(path: Path) -> Iterator[tuple[str, SavedTensor]]:
+    """What a file has of every tensor in it, by name."""
     file: Any = safe_open(path, "pt")  # refuses a header that does not fit the file
     places = json.loads((file.metadata() or {}).get("places", "{}"))
     for name in file.keys():  # noqa: SIM118  # it is no dict
@@ -156,7 +150,7 @@ def _chunks(path: Path) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
         offset, full = map(tuple, places.get(name, ([0] * len(shape), shape)))
         if any(a < 0 or a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
             raise ValueError(f"{name:.80} lies outside of the full tensor")
-        yield name, torch.Size(full), DTYPES[part.get_dtype()], Chunk(file, name, shape, offset)
+        yield name, SavedTensor(torch.Size(full), DTYPES[part.get_dtype()], (Chunk(file, name, shape, offset),))
 
 
 NAME = "state.json"

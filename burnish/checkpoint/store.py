@@ -88,7 +88,7 @@ class CheckpointStore:
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
         copy = self.options.asynchronous
-        metrics: dict[str, float | None] | None = None if unvalidated is None else {**unvalidated}
+        metrics = None if unvalidated is None else dict(unvalidated)
         manifest = Manifest(update=update, identity=dict(identity), score=score, files={}, unvalidated=metrics)
         text, tensors = plain(state)
         pieces = {}  # that this rank writes
@@ -102,7 +102,8 @@ class CheckpointStore:
             staged = ranks.first(lambda: temporary("saving", target))
             try:
                 ranks.first(lambda: self._stage(staged))
-                files = _by_all(ranks, lambda: _write_own(staged, ranks.rank, pieces))
+                entries = ranks.each(lambda: _write_own(staged, ranks.rank, pieces))
+                files = {name: entry for own in entries for name, entry in own.items()}
                 ranks.first(lambda: self._publish(staged, target, text, replace(manifest, files=files)))
             except (OSError, UserError) as error:
                 raise UserError(self._failure(target, size, error)) from error
@@ -270,19 +271,3 @@ def _write_own(folder: Path, rank: int, pieces: Mapping[str, state_files.Piece])
     """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
     name = f"{state_files.FOLDER}/rank-{rank:05d}.safetensors"
     return {name: state_files.write(folder / name, pieces)} if pieces else {}
-
-
-def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What an action gives on every rank, joined; where it fails on one, all raise that."""
-    try:
-        outcome: dict[str, Any] | Exception = action()
-    except OSError as error:
-        outcome = error
-    except Exception as error:  # the others would wait for this rank
-        outcome = RuntimeError(f"rank {ranks.rank}: {type(error).__name__}: {error}")
-    found: dict[str, Any] = {}
-    for one in ranks.gather(outcome):
-        if isinstance(one, Exception):
-            raise one
-        found |= one
-    return found

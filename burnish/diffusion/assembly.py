@@ -45,7 +45,6 @@ from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.ranks import by_first
 from burnish.training.trainer import AuxiliaryLoss, learned_in_a_step, learned_in_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
@@ -96,7 +95,7 @@ class FlowEvaluation(Evaluation):
                 kept = (job.group[rows] < (0 if context.rank else self.shown)).tolist()
                 shown += [sample if keep else None for sample, keep in zip(samples, kept, strict=True)]
                 structures += map(coarse, samples)
-        return Evaluated(by_first(context, lambda: scoring.scores(assembly.stop.check)), structures, shown)
+        return Evaluated(context.first(lambda: scoring.scores(assembly.stop.check)), structures, shown)
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
         return {"val-aux/variety": group_diversity(evaluated.known, job.group)}

@@ -28,7 +28,6 @@ from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import prompt_pictures
 from burnish.tasks.sample_files import SampleFiles
-from burnish.training.ranks import by_first
 from burnish.types.batch import Gathered, to_device
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
@@ -131,12 +130,12 @@ class FlowRollouts:
                 if context.rank == 0:
                     scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, self.scorer))
         with self.watch("reward"):
-            scores, ran = by_first(context, lambda: settled(scoring.scores(self.check_cancelled), job.group))
+            scores, ran = context.first(lambda: settled(scoring.scores(self.check_cancelled), job.group))
         if files is not None:
             write = partial(_write, kept, job)
             drawn = job.seeds(self.engine.seed)
             what = (job.update, job.prompts, job.group, job.sample, scores, write)
-            by_first(context, lambda: files.keep(*what, version=version, drawn=drawn))
+            context.first(lambda: files.keep(*what, version=version, drawn=drawn))
         scored = Scored(
             prompts=job.prompts,
             group=job.group,

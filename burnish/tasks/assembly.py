@@ -165,7 +165,7 @@ class Assembly:
             roles.measure(peak)
         if self.sharded:
             if self.ranks.size == 1:
-                self._until_closed.callback(group_of_one())
+                self._until_closed.enter_context(group_of_one())
             roles.shard(self.ranks, self.config.sharding)
         elif self.ranks.size > 1:
             roles.copied_on(self.ranks)

@@ -20,49 +20,21 @@ P = TypeVar("P", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
-class AcrossRanks:
-    """Rows [N, ...] each of which one rank has; ``bring`` hands them to those who need them."""
+class AcrossRanks(Here):
+    """Rows [N, ...] each of which one rank has; ``bring`` hands them to those who need them.
 
-    own: Tensor  # [M, ...] this rank's rows, on the CPU
+    ``tensor`` [M, ...] are this rank's rows, on the CPU.
+    """
+
     owner: Tensor  # [N] long: the rank that has each row
     place: Tensor  # [N] long: where it has it
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.owner), *self.own.shape[1:]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.own.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.own.device
+        return len(self.owner), *self.tensor.shape[1:]
 
     def take(self, rows: Tensor) -> Tensor:
         raise AssertionError("rows of other ranks are read before they were brought")
-
-
-@dataclass(frozen=True, eq=False)
-class Zeros:
-    """Rows that nothing is made of: those of a micro-batch that counts nothing."""
-
-    like: AcrossRanks
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.like.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.like.device
-
-    def take(self, rows: Tensor) -> Tensor:
-        return self.like.own.new_zeros(len(rows), *self.shape[1:])
 
 
 def kept_by_owners(ranks: Ranks, function: Callable[[P], Tensor], parts: Sequence[P]) -> Tensor:
@@ -75,18 +47,13 @@ def kept_by_owners(ranks: Ranks, function: Callable[[P], Tensor], parts: Sequenc
         return torch.cat([function(part) for part in parts])
     runs = shares([1] * len(parts), ranks.size)
     made = [function(part) for part in parts[runs[ranks.rank]]]
-    example = made[0] if made else None
     if len(made) < math.ceil(len(parts) / ranks.size):
         again = function(parts[0])
-        example = again if example is None else example
-    assert example is not None, "there is nothing to compute"
-    sizes = torch.tensor([len(part) for part in parts])
-    runner = torch.cat([torch.full((len(parts[run]),), rank) for rank, run in enumerate(runs)])
-    owner = runner.repeat_interleave(sizes)
-    place = torch.zeros_like(owner)
-    for rank in range(ranks.size):
-        place[owner == rank] = torch.arange(int((owner == rank).sum()))
-    return stand_in(Column.of(AcrossRanks(torch.cat(made) if made else example[:0], owner, place)))
+        made = made or [again[:0]]
+    counts = [sum(map(len, parts[run])) for run in runs]
+    owner = torch.arange(ranks.size).repeat_interleave(torch.tensor(counts))
+    place = torch.cat([torch.arange(count) for count in counts])
+    return stand_in(Column.of(AcrossRanks(torch.cat(made), owner, place)))
 
 
 def bring(batch: B, ranks: Ranks, wanted: Sequence[Sequence[int] | slice]) -> B:
@@ -102,7 +69,7 @@ def bring(batch: B, ranks: Ranks, wanted: Sequence[Sequence[int] | slice]) -> B:
         needed = [getattr(batch.select(rows), field) for rows in wanted]
         source: AcrossRanks = needed[ranks.rank].sources[0]
         asked = [column.row.flatten() for column in needed]  # by each rank, in its order
-        sent = [source.own[source.place[rows[source.owner[rows] == ranks.rank]]] for rows in asked]
+        sent = [source.tensor[source.place[rows[source.owner[rows] == ranks.rank]]] for rows in asked]
         mine = asked[ranks.rank]
         come = ranks.exchange(sent, [int((source.owner[mine] == rank).sum()) for rank in range(ranks.size)])
         order = source.owner[mine].argsort(stable=True)  # as they come: by who sent them, in this rank's order
@@ -112,11 +79,12 @@ def bring(batch: B, ranks: Ranks, wanted: Sequence[Sequence[int] | slice]) -> B:
 
 
 def without_others(batch: B) -> B:
-    """A batch with nothing in place of what other ranks computed."""
+    """A batch with zeros in place of what other ranks computed, for rows that count nothing."""
     empty = {}
     for field in _fields(batch):
         column = getattr(batch, field)
-        empty[field] = dataclasses.replace(column, sources=[Zeros(column.sources[0])])
+        source = Here(column.sources[0].tensor.new_zeros(1, *column.sources[0].shape[1:]))
+        empty[field] = Column.of(source, torch.zeros_like(column.row))
     return dataclasses.replace(batch, **empty)  # type: ignore[type-var]
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
@@ -46,12 +45,8 @@ class FlopCounter(TorchDispatchMode):
         self.formulas |= {aten._scaled_dot_product_flash_attention_for_cpu: on_gpu, aten._grouped_mm: _grouped}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is aten.index.Tensor and isinstance(args[0], FakeTensor):
-            args = (args[0], _places(args[1]))
-        kind = func.overloadpacket
-        fake = kind is aten._grouped_mm and isinstance(args[0], FakeTensor)
-        out = _experts(*args) if fake else func(*args, **kwargs)
+        kind, kwargs = func.overloadpacket, kwargs or {}
+        out = func(*args, **kwargs)
         if kind in self.formulas:
             flops = float(self.formulas[kind](*args, **kwargs, out_val=out))
             back = flops * self._gradients(kind, args)
@@ -68,23 +63,9 @@ class FlopCounter(TorchDispatchMode):
         return float(sum(one.requires_grad for one in operands))
 
 
-def _experts(given: Tensor, weights: Tensor, *_: Any) -> Tensor:
-    """The shape of ``_grouped_mm``, which knows no float32 without values."""
-    return given.new_empty(len(given), weights.shape[-1])
-
-
 def _grouped(given: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
     """Rows of experts one after the other, [N, D] times [E, D, F]: each row meets the weights of one."""
     return 2 * given.shape[0] * given.shape[1] * weights.shape[-1]
-
-
-def _places(indices: Any) -> list[Tensor | None]:
-    """Positions in place of masks, which tensors without values can't be chosen by."""
-    found: list[Tensor | None] = []
-    for one in indices:
-        masks = one is not None and one.dtype == torch.bool and not isinstance(one, FakeTensor)
-        found += list(one.nonzero().unbind(1)) if masks else [one]
-    return found
 
 
 class Peak(NamedTuple):

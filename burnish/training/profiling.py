@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -98,7 +99,7 @@ class Usage:
         self.meter, self.ranks = meter or Meter(0.0), ranks  # no network tells that one of anything
         self._seconds: dict[str, float] = {}
         self._here: dict[str, float] = {}  # operations of this rank that no step has summed yet
-        self._total: dict[str, float] = {}
+        self._total: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -127,13 +128,12 @@ class Usage:
         """What all ranks counted."""
         for name, value in sums.items():
             if name.startswith("operations "):
-                phase = name.removeprefix("operations ")
-                self._total[phase] = self._total.get(phase, 0.0) + value
+                self._total[name.removeprefix("operations ")] += value
 
     def metrics(self) -> dict[str, float]:
         """The share of the devices' peak that each phase used since the last call."""
         total, seconds = self._total, self._seconds
-        self._total, self._seconds, self._here = {}, {}, {}
+        self._total, self._seconds, self._here = defaultdict(float), {}, {}
         full = self.meter.peak * self.ranks
         return {f"perf/mfu/{name}": total[name] / (seconds[name] * full) for name in seconds if total.get(name)}
 
@@ -150,15 +150,15 @@ class PhaseMemory:
     """Looks at the beginning and at the end of every phase; a phase within another one counts for both."""
 
     def __init__(self) -> None:
-        self._most: dict[str, float] = {}  # of the run so far
-        self._phases: dict[str, dict[str, float]] = {}  # since they were read
-        self._open: list[dict[str, float]] = []
+        self._most = Counter[str]()  # of the run so far
+        self._phases: dict[str, Counter[str]] = {}  # since they were read
+        self._open: list[Counter[str]] = []
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """A phase by its name."""
         self._note()
-        self._open.append(found := self._phases.setdefault(phase, {}))
+        self._open.append(found := self._phases.setdefault(phase, Counter()))
         if _on_gpu():
             torch.cuda.reset_peak_memory_stats()
         try:
@@ -179,14 +179,14 @@ class PhaseMemory:
 
     def _note(self) -> None:
         """What was held since the last time belongs to the phases that are open."""
-        now = {"cpu_memory_gb": resident() / 1e9}
+        now: Any = {"cpu_memory_gb": resident() / 1e9}
         if _on_gpu():
             peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-            on_gpu = {name: value / 1e9 for name, value in zip(GPU, peaks, strict=True)}
+            on_gpu: Any = {name: value / 1e9 for name, value in zip(GPU, peaks, strict=True)}
             now |= on_gpu
-            _raise(self._most, on_gpu)
+            self._most |= Counter(on_gpu)  # the larger one of each
         for phase in self._open:
-            _raise(phase, now)
+            phase |= Counter(now)
 
 
 def resident() -> int:
@@ -200,11 +200,6 @@ def resident() -> int:
 def _most_resident() -> int:
     """The most bytes of RAM that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _raise(most: dict[str, float], values: dict[str, float]) -> None:
-    for name, value in values.items():
-        most[name] = max(most.get(name, 0.0), value)
 
 
 def _on_gpu() -> bool:
@@ -242,7 +237,8 @@ class Profiler:
         """
         self.options, self.name, self.folder, self.watch = options, f"{role}-{rank}", folder, watch
         self._steps: set[int] = set()
-        if options is None or not (role == LOCAL or _named(options, role, rank)):
+        named = options and role in options.roles and (options.ranks is None or rank in options.ranks)
+        if options is None or not (role == LOCAL or named):
             return
         if options.tool != "torch" and not torch.cuda.is_available():
             if role == "controller":
@@ -313,10 +309,6 @@ class Profiler:
             temporary = folder / f".{self.name}.{ending}"
             export(str(temporary))
             temporary.rename(folder / f"{self.name}.{ending}")
-
-
-def _named(options: ProfilerOptions, role: str, rank: int) -> bool:
-    return role in options.roles and (options.ranks is None or rank in options.ranks)
 
 
 def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
@@ -120,6 +120,10 @@ class Ranks:
         """
         return list(pieces)
 
+    def each(self, action: Callable[[], T]) -> list[T]:
+        """Run an action on every rank: the results in order; an exception on one of them is that of all."""
+        return [action()]
+
     def first(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
         return action()
@@ -184,19 +188,21 @@ class ProcessRanks(Ranks):
         with self._waiting("an exchange of rows"):
             return exchanged(pieces, counts, self.group)
 
+    def each(self, action: Callable[[], T]) -> list[T]:
+        results: list[T] = []
+        failed: BaseException | None = None
+        try:
+            results = [action()]
+        except (Exception, Cancelled) as error:  # the others would wait for this rank
+            failed = error
+        outcomes = self.gather((results, failed))
+        for reason in (failed, *(theirs for _, theirs in outcomes)):  # this rank's own has its traceback
+            if reason is not None:
+                raise reason
+        return [value for values, _ in outcomes for value in values]
+
     def first(self, action: Callable[[], T]) -> T:
-        outcome: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                outcome[0] = action()
-            except Exception as error:
-                outcome[1] = error
-        with self._waiting("a broadcast from rank 0"):
-            dist.broadcast_object_list(outcome, group_src=0, group=self.group)
-        if outcome[1] is not None:
-            raise outcome[1]
-        value: T = outcome[0]
-        return value
+        return self.each(action if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
     def _reduce(self, value: Tensor, what: str, *, largest: bool = False) -> Tensor:
         with self._waiting(what):
@@ -260,43 +266,23 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
     return ProcessRanks(timeout)
 
 
-def group_of_one() -> Callable[[], None]:
-    """Make a process group of this process alone, which FSDP asks for also where it only keeps weights in CPU memory.
+def group_of_one() -> AbstractContextManager[None]:
+    """A process group of this process alone, which FSDP asks for also where it only keeps weights in CPU memory."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # or it listens everywhere
+    return process_group("gloo", dist.HashStore(), 1)
 
-    Returns:
-        What ends it.
-    """
+
+@contextmanager
+def process_group(backend: str, store: Any, size: int) -> Iterator[None]:
+    """A default process group of ``size`` ranks in this context, of which this is the first."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    name = "GLOO_SOCKET_IFNAME"
-    before = os.environ.get(name)
-    os.environ[name] = before or ("lo0" if sys.platform == "darwin" else "lo")  # gloo listens even where nobody calls
+    dist.init_process_group(backend, store=store, rank=0, world_size=size)
     try:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield
     finally:
-        if before is None:
-            del os.environ[name]
-
-    def end() -> None:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later one
-
-    return end
-
-
-def by_first(ranks: Ranks, action: Callable[[], T]) -> T:
-    """``ranks.first`` of an action that may be cancelled, which cancels all ranks."""
-
-    def attempt() -> list[T]:
-        try:
-            return [action()]
-        except Cancelled:
-            return []
-
-    found = ranks.first(attempt)
-    if not found:
-        raise Cancelled
-    return found[0]
 
 
 def distribute(ranks: Ranks, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
@@ -344,7 +330,7 @@ class Lockstep:
 
     def __init__(self, ranks: Ranks) -> None:
         """Args: ``ranks`` of the group; a rank alone has nobody to agree with."""
-        self._ranks, self._waited_for = ranks, ranks.size > 1
+        self._ranks, self._waited_for = ranks, True
 
     def __enter__(self) -> Self:
         return self
@@ -360,10 +346,6 @@ class Lockstep:
         Args:
             check_cancelled: called before; what it raises, as Cancelled, ends the work of all ranks.
         """
-        if self._ranks.size == 1:
-            check_cancelled()
-            yield
-            return
         try:
             check_cancelled()
         except Cancelled:

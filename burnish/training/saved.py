@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
@@ -63,14 +64,7 @@ class SavedTensor:
 
 def in_memory(value: Any) -> Any:
     """Nested plain data with its saved tensors loaded."""
-    if isinstance(value, SavedTensor):
-        return value.load()
-    if isinstance(value, dict):
-        return {key: in_memory(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [in_memory(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+    return tree_map_only(SavedTensor, SavedTensor.load, value)
 
 
 def own_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

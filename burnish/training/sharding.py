@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import chain, pairwise
@@ -224,11 +224,10 @@ class Shards:
     def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
         """Full weights of some networks, or of all, in this context; see ``Sharded``."""
         self.gather()
-        if not self.networks:
-            yield
-            return
-        first, *others = self.networks if names is None else names
-        with self.networks[first].gathered(), self.gathered(others) if others else nullcontext():
+        with ExitStack() as while_full:
+            for name, sharded in self.networks.items():
+                if names is None or name in names:
+                    while_full.enter_context(sharded.gathered())
             yield
 
     @contextmanager

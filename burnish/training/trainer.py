@@ -25,6 +25,7 @@ from burnish.utils import random
 from burnish.utils.errors import UserError
 
 T = TypeVar("T")
+COUNTERS = ("version", "optimizer_steps", "skipped_in_a_row")  # of a trainer, which a checkpoint holds
 
 
 def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
@@ -246,24 +247,19 @@ class Trainer:
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)
-        skipped = empty = 0
         with self.watch("update_actor"), self.usage.during("actor"):
             for mini in mini_batches(batch, self.options, self.seed, update):
                 step = self._step(mini, update)
                 del mini  # before the next one is made
-                skipped += "actor/skipped" in step
-                empty += "actor/empty" in step
                 for name, value in step.items():
                     metrics[name].append(value)
+            nothing = not metrics  # there was nothing to learn from
+            skipped, empty = (bool(metrics.pop(f"actor/{name}", nothing)) for name in ("skipped", "empty"))
             self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
             settle(self.roles.device)
-        means = {
-            name: extreme_of(name)(values) for name, values in metrics.items()
-            if name not in ("actor/skipped", "actor/empty")
-        }  # fmt: skip
-        means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
-        means["actor/empty_updates"] = float(empty or not metrics)
+        means = {name: extreme_of(name)(values) for name, values in metrics.items()}
+        means |= {"actor/skipped_updates": float(skipped), "actor/empty_updates": float(empty)}
         return means | after | self.usage.metrics()
 
     def sync_weights(self, version: int) -> None:
@@ -367,11 +363,7 @@ class Trainer:
             "roles": self.roles.state_dict(),
             "groups": {group.name: group.state_dict() for group in self.groups},
             "ema": self.ema.state_dict() if self.ema else None,
-            "trainer": {
-                "version": self.version,
-                "optimizer_steps": self.optimizer_steps,
-                "skipped_in_a_row": self.skipped_in_a_row,
-            },
+            "trainer": {name: getattr(self, name) for name in COUNTERS},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -382,6 +374,5 @@ class Trainer:
             group.load_state_dict(state["groups"][group.name])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
-        self.version = state["trainer"]["version"]
-        self.optimizer_steps = state["trainer"]["optimizer_steps"]
-        self.skipped_in_a_row = state["trainer"]["skipped_in_a_row"]
+        for name in COUNTERS:
+            setattr(self, name, state["trainer"][name])

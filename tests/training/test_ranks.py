@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.checkpoints import measure
 from benchmarks.loading import MIB, loaded
 from burnish.options.cluster import ShardingOptions
-from burnish.training.ranks import Lockstep, Ranks, by_first, group_of_one
+from burnish.training.ranks import Lockstep, Ranks, group_of_one
 from burnish.training.sharding import mesh_of, shard
 from burnish.utils.errors import Cancelled, UserError
 from tests.support.rank_runs import together
@@ -56,8 +56,8 @@ def in_step(ranks: Ranks) -> dict[str, Any]:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        by_first(ranks.context, cancelled)
-    found["score"] = by_first(ranks.context, lambda: ranks.rank)
+        ranks.context.first(cancelled)
+    found["score"] = ranks.context.first(lambda: ranks.rank)
     return found | {"rows": ranks.rows.size, "barrier": ranks.sum({"ranks": 1.0})["ranks"]}
 
 
@@ -94,12 +94,9 @@ def test_ranks_agree_stop_together_and_are_reached_from_this_machine_alone(tmp_p
             "all": "3", "stopped": "Cancelled after 1", "failed": [f"{error} after {n}" for n in (0, 2, 3)],
             "score": 0, "rows": 1, "barrier": 2.0,
         }  # fmt: skip
-    end = group_of_one()
-    try:
+    with group_of_one():
         where = [one.rpartition(":")[0] for one in listening([os.getpid()])]
         assert not [one for one in where if not ipaddress.ip_address(one).is_loopback]
-    finally:
-        end()
 
 
 class Towered(torch.nn.Module):
