@@ -43,7 +43,7 @@ PICTURES = [
     "validation.reference_guidance=null", "scoring.processes=0",
 ]  # fmt: skip
 WINDOWED = [option for option in PICTURES if not option.startswith("algorithm.train_timesteps")]
-AHEAD = [  # honest learning that moves pictures far within a few updates
+AHEAD = [  # honest learning that moves images far within a few updates
     "steps=16", "rollout.n=6", "validation.every=null", "validation.before=false", "validation.reference_guidance=null",
     "scoring.processes=0", "runtime=ray", "pools.rollout.processes=1", "async_rollout.depth=1",
 ]  # fmt: skip

@@ -5,7 +5,7 @@
 The teacher is vlm_quickstart after 60 updates of GRPO. A student begins where the quickstart begins and learns from the
 teacher's distributions at its own responses, as many an update as GRPO has, but to different questions: nobody has to
 compare responses. It learns nothing of the rewards. Beside it stands GRPO's own run, which made the teacher. All are
-validated every 5 updates on 480 questions about the pictures that the quickstart holds out: on its own 192, runs that
+validated every 5 updates on 480 questions about the images that the quickstart holds out: on its own 192, runs that
 are equally good differ by as much as there is to see. The questions need scikit-learn, whose digits they are about.
 """
 

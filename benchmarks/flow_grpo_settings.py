@@ -1,6 +1,6 @@
-"""Pictures per CPU-second of Flow-GRPO: a plain loop, Burnish on equal work, and what each saving brings.
+"""Images per CPU-second of Flow-GRPO: a plain loop, Burnish on equal work, and what each saving brings.
 
-The plain loop is what flow_grpo's training script comes down to: unmerged adapters, eight pictures a
+The plain loop is what flow_grpo's training script comes down to: unmerged adapters, eight images a
 forward, one denoising step at a time. All take turns, so that a noisy machine disturbs them alike.
 
     python -m benchmarks.flow_grpo_settings --output settings.json
@@ -141,7 +141,7 @@ SETTINGS = [
 
 
 def measure(prompts: int, rounds: int, layers: int) -> list[dict]:
-    """Pictures per CPU-second of everything, in turns."""
+    """Images per CPU-second of everything, in turns."""
     network = sd3(**SIZE | {"layers": layers})
     plain = PlainLoop(copy.deepcopy(network))
     runs = [("plain loop", plain, lambda run, _: run.rollout(prompts))]
@@ -177,7 +177,7 @@ def main() -> None:
     published = {"name": "flow_grpo itself (published)"}
     published |= {name: "{}-{}".format(*span) for name, span in PUBLISHED.items()}
     columns = {
-        "name": "pictures per CPU-second",
+        "name": "images per CPU-second",
         "rollout": "rollout",
         "rollout_gain": "x plain",
         "update": "update",

@@ -68,7 +68,7 @@ class Side:
 
 
 def prepare(folder: Path, vocabulary: int, count: int) -> None:
-    """A model and questions about pictures."""
+    """A model and questions about images."""
     build(folder / "model", vocabulary)
     lines = []
     for number in range(count):

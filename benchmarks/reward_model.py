@@ -3,7 +3,7 @@
     python -m benchmarks.reward_model FOLDER [--seeds 0 1 2]
 
 Writes preferences between responses of the untrained model (the rewards of the recipe say which of two is better),
-trains a reward model on those to training questions and to more questions about pictures that are not held out, has it
+trains a reward model on those to training questions and to more questions about images that are not held out, has it
 judge those to held-out questions, and trains the policy once with the real rewards and once with the reward model. The
 last line of a seed is what came out. The further questions need scikit-learn, whose digits they are about.
 """
@@ -31,7 +31,7 @@ from burnish.utils.random import permutation
 from tools.tiny_vlm_data import split, write_questions
 
 SAMPLES = 16  # of each question, as the recipe samples them
-OTHERS = 12  # responses to other pictures that are judged beside
+OTHERS = 12  # responses to other images that are judged beside
 PAIRS = 4  # of a question and a kind at most
 MORE = 1400  # further questions of each task
 REWARD_MODEL: dict[str, Any] = {
@@ -84,7 +84,7 @@ def _rated(
 
 
 def _others(prompts: Sequence[Prompt], sampled: Sequence[dict[str, float]], seed: int) -> list[Response]:
-    """Responses in form to the same question about other pictures: own ones are seldom wrong."""
+    """Responses in form to the same question about other images: own ones are seldom wrong."""
     pools: dict[str, list[str]] = {}
     for prompt, rated in zip(prompts, sampled, strict=True):
         pools.setdefault(prompt.turns[-1].text, []).extend(text for text, reward in rated.items() if reward > 0)
@@ -96,7 +96,7 @@ def _others(prompts: Sequence[Prompt], sampled: Sequence[dict[str, float]], seed
 
 
 def _pairs(prompt: Prompt, rated: dict[str, float], kind: str, seed: int) -> list[dict[str, Any]]:
-    """Pairs of different rewards. ``seeing``: where both keep the form, only the pictures tell right from wrong."""
+    """Pairs of different rewards. ``seeing``: where both keep the form, only the images tell right from wrong."""
     pairs = [(a, b) if rated[a] > rated[b] else (b, a) for a, b in combinations(rated, 2) if rated[a] != rated[b]]
     images = [str(media.path) for media in prompt.images]
     text = "<image>" * len(images) + prompt.turns[-1].text

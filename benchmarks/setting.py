@@ -29,7 +29,7 @@ JOINT, POOLED = 64, 64  # widths of the prompt embeddings
 
 
 def sd3(layers: int, heads: int, head_width: int) -> SD3Transformer2DModel:
-    """A transformer of that size with random weights, for latents [16, 8, 8]: pictures of 64 x 64 pixels."""
+    """A transformer of that size with random weights, for latents [16, 8, 8]: images of 64 x 64 pixels."""
     torch.manual_seed(0)
     return SD3Transformer2DModel(
         sample_size=8, patch_size=2, in_channels=16, out_channels=16, num_layers=layers,

@@ -122,10 +122,10 @@ def means_of_a_rank(rows: int, size: int) -> Row:
 
 
 def driver(pictures: int) -> Row:
-    """What the driver sends for an update on prompts with pictures of a megabyte inside of their records."""
+    """What the driver sends for an update on prompts with images of a megabyte inside of their records."""
     prompts = [Prompt(text=f"{i}", images=(Media.encoded(bytes([i]) * MIB),)) for i in range(pictures)]
     sent = len(pickle.dumps(PromptNumbers(lambda: prompts).numbered(Request(prompts))))
-    return row(f"{pictures} prompts with pictures, through the driver", pictures * MIB, sent)
+    return row(f"{pictures} prompts with images, through the driver", pictures * MIB, sent)
 
 
 def publication(size: int, millions: int) -> Row:
@@ -170,7 +170,7 @@ def decoder(rows: int) -> list[Row]:
 
 
 def forward_of_a_metric() -> Row:
-    """The forward passes that watch how velocities grow, one picture at a time as rollout.batch_size says."""
+    """The forward passes that watch how velocities grow, one image at a time as rollout.batch_size says."""
     from benchmarks.setting import Burnish, sd3
 
     ours = Burnish(

@@ -30,7 +30,7 @@ def checkerboard(images: Sequence[np.ndarray]) -> list[float]:
 
 
 def one_font(images: Sequence[np.ndarray], references: Sequence[str]) -> list[float]:
-    """Likeness to the number as one font draws it in the middle of the picture."""
+    """Likeness to the number as one font draws it in the middle of the image."""
     return [
         1 - float(np.abs(image.mean(2) / 255 - _drawn(answer, image.shape[1], image.shape[0])).mean())
         for image, answer in zip(images, references, strict=True)

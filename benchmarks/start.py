@@ -3,9 +3,9 @@
     python -m benchmarks.start --prompts 100000
     python -m benchmarks.start --prompts 1000000 --form text
 
-A data set of so many questions, each about a picture of its own, is made in a temporary folder: a .jsonl file of paths,
-with --form embedded a Parquet file that holds the pictures, or with --form text a .jsonl file without any. A process of
-its own reads and checks it as training does. The pictures differ in their bytes, not in what they show; making them is
+A data set of so many questions, each about an image of its own, is made in a temporary folder: a .jsonl file of paths,
+with --form embedded a Parquet file that holds the images, or with --form text a .jsonl file without any. A process of
+its own reads and checks it as training does. The images differ in their bytes, not in what they show; making them is
 not counted.
 """
 
@@ -118,7 +118,7 @@ def measured(path: Path, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=100_000)
-    parser.add_argument("--form", choices=["files", "embedded", "text"], default="files", help="of the pictures")
+    parser.add_argument("--form", choices=["files", "embedded", "text"], default="files", help="of the images")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Where a training step's time goes: network, pictures, waiting for rewards, optimizer, and the rest.
+"""Where a training step's time goes: network, images, waiting for rewards, optimizer, and the rest.
 
 It trains a recipe for a few updates through Burnish's own loop and times what it calls. The rest is what the
 loop costs by itself: noise, the arithmetic of steps and losses, bookkeeping. Nothing is validated or saved.

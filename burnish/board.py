@@ -141,7 +141,7 @@ class Board:
         raise HTTPException(404, "no such run")
 
     def media(self, request: Request) -> Response:
-        """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
+        """An image, a clip or a sound of a run; ``side`` asks for a small copy of an image."""
         _, folder = self._asked(request)
         file = media_file(folder.path, request.query_params.get("file", ""))
         if file is None:
@@ -189,7 +189,7 @@ def media_file(run: Path, name: str) -> Path | None:
 
 @lru_cache(maxsize=2000)
 def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
-    """A copy of a picture with a side of at most so many pixels; None for one that is as small."""
+    """A copy of an image with a side of at most so many pixels; None for one that is as small."""
     with Image.open(io.BytesIO(file.read_bytes()), formats=["PNG", "JPEG"]) as image:
         if max(image.size) <= side:
             return None

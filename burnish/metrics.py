@@ -349,7 +349,7 @@ def timing_metrics(
     Args:
         seconds: by phase; ``step`` is the full update, without which there is no throughput.
         samples: of the step.
-        lengths: of responses; None for pictures.
+        lengths: of responses; None for images.
         devices: that shared the work.
     """
     if lengths is None:

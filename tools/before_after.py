@@ -1,4 +1,4 @@
-"""Draws a run's held-out pictures before and after training side by side: the picture of the README."""
+"""Draws a run's held-out images before and after training side by side: the image of the README."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from burnish.utils.images import grid
 
 
 def main() -> None:
-    """Read two validations of a run and write one picture."""
+    """Read two validations of a run and write one image."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", help="folder of a finished run")
-    parser.add_argument("output", help="picture to write")
+    parser.add_argument("output", help="image to write")
     parser.add_argument("--prompts", type=int, default=6, help="rows (%(default)s)")
-    parser.add_argument("--samples", type=int, default=4, help="pictures of each side in a row (%(default)s)")
+    parser.add_argument("--samples", type=int, default=4, help="images of each side in a row (%(default)s)")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run)
     judged = [folder.validation(update) for update in folder.validations()]
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _read(validation: Path, samples: int) -> dict[int, list[tuple[np.ndarray, bool, str]]]:
-    """Pictures by prompt, each with whether it was read exactly right, and its prompt."""
+    """Images by prompt, each with whether it was read exactly right, and its prompt."""
     rows: dict[int, list[tuple[np.ndarray, bool, str]]] = {}
     for line in (validation / "samples.jsonl").read_text().splitlines():
         sample = json.loads(line)

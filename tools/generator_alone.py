@@ -165,7 +165,7 @@ def seed_of(prompt: Prompt) -> int:
 
 
 def without_noise(pipeline: Any) -> None:
-    """Have the VAE encode pictures to their means, so that no condition is random."""
+    """Have the VAE encode images to their means, so that no condition is random."""
     vae = getattr(pipeline, "vae", None)
     if vae is None or not hasattr(vae, "encode"):
         return

@@ -17,7 +17,7 @@ CANNOT = (
      "chunks or frames that are denoised one after the other, with state that goes from one to the next"),
     ("Prior|Combined|^Kandinsky(V22|Img2Img|Inpaint|Pipeline)|^StableCascade|^StableUnCLIP|^Wuerstchen|^UnCLIP",
      "a stage of a cascade: the prior draws embeddings, and the decoder draws from these, not from a prompt"),
-    ("Upscale|SuperResolution|Refiner|Kandinsky6SR", "they enlarge a finished picture"),
+    ("Upscale|SuperResolution|Refiner|Kandinsky6SR", "they enlarge a finished image"),
     ("^ConsistencyModel|^ScoreSde|^PNDM|^KarrasVe|^LDMPipeline|^RePaint|^DanceDiffusion",
      "no prompt: they draw without one, by schedulers that Burnish doesn't know"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
@@ -28,7 +28,7 @@ CANNOT = (
 DEPRECATED = "deprecated by diffusers"
 MODULAR = "modular pipelines; the plain pipeline of the same model is loaded in their place"
 NEEDS = "diffusers offers them only beside another package"
-VARIANT = "variants of classes in the tables, by the same networks: a picture or a control to begin from; not measured"
+VARIANT = "variants of classes in the tables, by the same networks: an image or a control to begin from; not measured"
 UNTRIED = "nothing is known against them, but they are not measured yet; the checks on load decide"
 
 

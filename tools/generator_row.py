@@ -54,7 +54,7 @@ import numpy as np
 
 
 def mean(samples, prompts):
-    '''Of the numbers that a picture, a clip or a sound consists of.'''
+    '''Of the numbers that an image, a clip or a sound consists of.'''
     return [float(np.mean(next((getattr(s, n) for n in ("frames", "samples") if hasattr(s, n)), s))) for s in samples]
 """
 
@@ -131,7 +131,7 @@ def measure(tiny: Tiny, folder: Path, runs: Sequence[str] = tuple(RUNS)) -> Row:
 
 
 def write_recipe(tiny: Tiny, folder: Path) -> Path:
-    """A run of the pipeline in a folder: two prompts with the pictures that it needs, and a reward for any sample."""
+    """A run of the pipeline in a folder: two prompts with the images that it needs, and a reward for any sample."""
     import diffusers
 
     arguments = Arguments(getattr(diffusers, tiny.kind), RolloutOptions(batch_size=96))
@@ -272,7 +272,7 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
 
 
 def alike(model: Any) -> None:
-    """Have samples begin from the noise that their condition has, and encode pictures without any."""
+    """Have samples begin from the noise that their condition has, and encode images without any."""
     without_noise(model.pipeline)
     model._tapes, model._programs, model._known = LruCache(1), LruCache(1), {}  # without encodings with noise
     first = model.initial_latents

@@ -96,7 +96,7 @@ logarithms of noise levels (UniPC) and an untrained decoder makes more of it, an
 times the signal (Stable Audio), which float32 has no digits left for:
 
 - **latents, output**: our deterministic sampler beside the pipeline's own call in diffusers alone, from the same seed,
-  in 12 steps with guidance and without: final latents, and the decoded picture, clip or sound.
+  in 12 steps with guidance and without: final latents, and the decoded image, clip or sound.
 - **why** they differ, if they do, and what is left **then**: *solver* and *condition* are explained below the tables.
 - **log-probs**: sampler's against trainer's, at the same weights.
 - **updates**: of flow_grpo and of diffusion_nft, with adapters: all losses are finite, every gradient has a length, and
@@ -114,7 +114,7 @@ REASONS = """## Why some differ from the pipeline's own call
   steps doesn't divide 1000: its steps are 1000 // N long, but trailing timesteps are 1000 / N apart, so that a step
   ends up to one timestep from where the next begins (CogVideoX in 12 steps). *Then* the pipeline has our solver too.
 - *condition*: the pipeline draws more than its first latents from the sample's generator: noise in the encoding of its
-  picture, or in what it keeps of it. In Burnish all samples of a prompt share what is random in their condition,
+  image, or in what it keeps of it. In Burnish all samples of a prompt share what is random in their condition,
   or a group would be compared on unequal terms. *Then* both sides have it from the same seed, and encode to means.
 """
 REFUSED = """## Measured, and not trained

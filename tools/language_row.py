@@ -54,7 +54,7 @@ class Row:
     greedy: str = ""  # tokens that are those of generate, of how many
     shared: float = math.nan  # responses that share their prompt
     gradients: float = math.nan
-    turns: float = math.nan  # a second turn with a picture
+    turns: float = math.nan  # a second turn with an image
     half: float = math.nan  # sampler against trainer in bfloat16, mean
     grpo: int = 0  # updates
     ppo: int = 0
@@ -125,7 +125,7 @@ def loaded(folder: Path, dtype: str = "float32") -> Any:
 
 
 def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
-    """None, one and three pictures of odd sizes, a video and a sound, as far as the class reads them."""
+    """None, one and three images of odd sizes, a video and a sound, as far as the class reads them."""
     pictures = samples("image")
     asked = [("How are you today, and why?", Shown()), ("Hi", Shown())]
     if "image" in tiny.places:
@@ -141,7 +141,7 @@ def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
         chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
         try:
             found.append(model.encode(chat, shown))
-        except ValueError:  # some read no prompt without a picture, some no more than one
+        except ValueError:  # some read no prompt without an image, some no more than one
             continue
     return Encoded.cat(found)
 
@@ -203,10 +203,10 @@ def gradients(model: Any, completion: Completion) -> float:
 
 
 def second_turn(model: Any, prompts: Encoded) -> float:
-    """A response after a turn that shows another picture: sampler against the class's own forward."""
+    """A response after a turn that shows another image: sampler against the class's own forward."""
     media = [set(own.tensors) for own in prompts.features]
     seen = [number for number, names in enumerate(media) if names and not any(k in n for n in names for k in MOVING)]
-    first = prompts.select(seen[-1:])  # some can't tell a video beside pictures of the same prompt
+    first = prompts.select(seen[-1:])  # some can't tell a video beside images of the same prompt
     response = sample(model, first, count=1).ids[0, :4]
     picture = samples("image")[1]
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And this?"}]}]
@@ -261,7 +261,7 @@ def exported(model: Any, base: Path, target: Path, completion: Completion) -> Te
 
 
 def questions(folder: Path, tiny: TinyLanguage) -> Path:
-    """A file of questions with none, one and three pictures."""
+    """A file of questions with none, one and three images."""
     file = folder / "questions.jsonl"
     lines: list[dict[str, Any]] = [{"prompt": f"What is {number} + 1?", "answer": "1"} for number in range(4)]
     if "image" in tiny.places:

@@ -83,7 +83,7 @@ processor, and its class's own forward runs ([models](models.md)). This page say
 classes** of transformers {version}, with tiny random weights on a CPU, in float32 but where it says bf16.
 `python tools/language_table.py` measures all of it again and writes this page.
 
-Prompts with none, one and three pictures of odd sizes, with a video and with sound are mixed in one batch, as far as a
+Prompts with none, one and three images of odd sizes, with a video and with sound are mixed in one batch, as far as a
 class reads them. Differences are the largest in nats, beside the class's own forward of each response alone; 1e-6 is
 rounding.
 
@@ -94,7 +94,7 @@ rounding.
 - **batch**: the trainer's log-probs in padded batches. **sampler**: those that sampling reports, at temperature 0.8.
 - **greedy**: tokens of greedy responses that transformers' `generate` writes too.
 - **shared, gradients**: log-probs of responses that share their prompt, and gradients relative to the largest.
-- **turns**: the sampler's, after a second turn that shows another picture, where such a turn can follow.
+- **turns**: the sampler's, after a second turn that shows another image, where such a turn can follow.
 - **bf16**: sampler against trainer in bfloat16, on average over tokens; 0.1 is tolerated.
 - **updates**: of GRPO with adapters and of PPO with all weights whose gradients are finite and not 0.
 - **adapter, weights**: log-probs of what was trained by them, exported, and loaded by peft and by transformers alone.

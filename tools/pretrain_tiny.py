@@ -31,7 +31,7 @@ DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
 MANY_BLANKS, MANY_BLANKS_EVERY = (77, 256), 16
 
 SAMPLING_STEPS, SAMPLES = 8, 6  # of the evaluation, as the quickstart samples
-PICTURED = 12  # prompts in the grid of pictures
+PICTURED = 12  # prompts in the grid of images
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def draw(numbers: Split, *, seed: int, step: int) -> Part:
 
 
 def loss_of(pipeline: Pipeline, part: Part, ids: Tensor) -> Tensor:
-    """Flow matching: on the line from picture to noise the velocity is their difference."""
+    """Flow matching: on the line from image to noise the velocity is their difference."""
     share = part.time[:, None, None, None]
     tokens, pooled = encode(pipeline, ids, blanks=part.blanks)
     velocity: Tensor = pipeline.transformer(
@@ -89,7 +89,7 @@ def pretrain(*, steps: int, seed: int, console: Console) -> Pipeline:
 
 
 def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int, blanks: int = BLANKS) -> Tensor:
-    """Pictures [prompts, SAMPLES, 1, H, W] as diffusers draws them; the same seed, the same noise."""
+    """Images [prompts, SAMPLES, 1, H, W] as diffusers draws them; the same seed, the same noise."""
     noise = [generator(seed, "evaluate", i, j) for i in range(len(prompts)) for j in range(SAMPLES)]
     pictures: Tensor = pipeline(
         prompt=prompts, height=8 * HEIGHT, width=8 * WIDTH, num_inference_steps=SAMPLING_STEPS,
@@ -100,7 +100,7 @@ def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int
 
 
 def evaluate(folder: Path, *, seed: int, console: Console) -> None:
-    """Draw held-out numbers with and without guidance; print measurements, write grids of pictures."""
+    """Draw held-out numbers with and without guidance; print measurements, write grids of images."""
     pipeline = load(folder / "model")
     rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
     for guidance, blanks in ((1.0, BLANKS), (3.0, BLANKS), (1.0, MANY_BLANKS[-1])):

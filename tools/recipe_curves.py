@@ -36,7 +36,7 @@ def measured(run: Path) -> tuple[Points, Points]:
 
 
 def draw(recipe: str, runs: list[Path]) -> Path:
-    """Write the picture of a recipe's runs."""
+    """Write the image of a recipe's runs."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,4 +1,4 @@
-"""The arguments with which a tiny pipeline is called: small sizes, and pictures where it needs some."""
+"""The arguments with which a tiny pipeline is called: small sizes, and images where it needs some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def example_call(tiny: Tiny, pipeline: Any, *, steps: int, seed: int) -> dict[st
         tiny: its description.
         pipeline: built or loaded from it.
         steps: of denoising.
-        seed: of noise and pictures.
+        seed: of noise and images.
     """
     import torch
 
@@ -55,7 +55,7 @@ def load(folder: Path) -> Any:
 
 
 def media(kind: str, tiny: Tiny, seed: int) -> Any:
-    """A picture, a mask, frames or text, as an argument of a call takes them."""
+    """An image, a mask, frames or text, as an argument of a call takes them."""
     height, width = tiny.height or 32, tiny.width or 32
     if kind == "text":
         return PROMPT

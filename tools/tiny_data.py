@@ -1,4 +1,4 @@
-"""Pictures of three-digit numbers, and which numbers are held out."""
+"""Images of three-digit numbers, and which numbers are held out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def prompt_of(number: str) -> str:
 
 
 def render(number: str, style: Style) -> Tensor:
-    """A picture [1, 16, 32] in [-1, 1]: dark digits on white, +1, near the middle."""
+    """An image [1, 16, 32] in [-1, 1]: dark digits on white, +1, near the middle."""
     font = typeface(style.font, style.size)
     canvas = Image.new("L", (WIDTH, HEIGHT), 255)
     left, top, right, bottom = font.getbbox(number)

@@ -93,13 +93,13 @@ def networks(pipeline: Pipeline) -> nn.ModuleList:
 
 
 def compress(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """Grey pictures [B, 1, H, W] in [-1, 1] as latents, not normalised: [B, C, h, w]."""
+    """Grey images [B, 1, H, W] in [-1, 1] as latents, not normalised: [B, C, h, w]."""
     latents: Tensor = vae.encode(pictures.expand(-1, 3, -1, -1)).latent_dist.mode()
     return latents
 
 
 def train_vae(vae: AutoencoderKL, *, steps: int, seed: int, console: Console) -> None:
-    """Train the VAE to give pictures back, and note what its latents are like."""
+    """Train the VAE to give images back, and note what its latents are like."""
     numbers = split(SEED).seen
 
     def pictures(step: int) -> tuple[Tensor, torch.Generator]:
@@ -175,7 +175,7 @@ def load(folder: Path) -> Pipeline:
 
 @torch.no_grad()
 def evaluate(folder: Path, *, seed: int, console: Console) -> None:
-    """Draw held-out numbers as diffusers draws them; print measurements, write a grid of pictures."""
+    """Draw held-out numbers as diffusers draws them; print measurements, write a grid of images."""
     pipeline = load(folder)
     numbers = split(SEED).heldout
     noise = [generator(seed, "evaluate", i, j) for i in range(len(numbers)) for j in range(SAMPLES)]

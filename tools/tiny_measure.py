@@ -24,12 +24,12 @@ FPS = 8.0  # which none of these reads
 
 
 def to_bytes(pictures: Tensor) -> Tensor:
-    """Pictures in [-1, 1] as uint8."""
+    """Images in [-1, 1] as uint8."""
     return ((pictures.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def measure(pictures: Tensor, numbers: Sequence[str]) -> dict[str, float]:
-    """How well pictures [numbers, samples, 1, height, width] in [-1, 1] show the numbers."""
+    """How well images [numbers, samples, 1, height, width] in [-1, 1] show the numbers."""
     samples = pictures.shape[1]
     images = [picture.expand(3, -1, -1).permute(1, 2, 0).numpy() for picture in to_bytes(pictures).flatten(0, 1)]
     prompts = [Prompt(text=prompt_of(number), answer=number) for number in numbers for _ in range(samples)]

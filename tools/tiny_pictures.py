@@ -1,4 +1,4 @@
-"""Draw the pictures that supervised training on the quickstart imitates: train numbers, in the generator's fonts.
+"""Draw the images that supervised training on the quickstart imitates: train numbers, in the generator's fonts.
 
 python tools/tiny_pictures.py burnish/assets/quickstart/pictures.jsonl
 """
@@ -17,11 +17,11 @@ from tiny_data import STYLES, prompt_of, render
 from burnish.data.prompts import read_prompts
 from burnish.utils.random import permutation
 
-EACH = 2  # pictures of a number
+EACH = 2  # images of a number
 
 
 def record(number: str, style: int) -> str:
-    """A line: the prompt, and the picture as PNG in base64."""
+    """A line: the prompt, and the image as PNG in base64."""
     pixels = ((render(number, STYLES[style])[0] + 1) * 127.5).round().byte().numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
@@ -42,7 +42,7 @@ def main() -> None:
         for style in permutation(len(STYLES), args.seed, "style", number)[:EACH]
     ]
     args.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{len(lines)} pictures, {args.output.stat().st_size / 1000:.0f} kB in {args.output}")
+    print(f"{len(lines)} images, {args.output.stat().st_size / 1000:.0f} kB in {args.output}")
 
 
 if __name__ == "__main__":

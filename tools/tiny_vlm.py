@@ -42,16 +42,16 @@ class Tools:
 
     tokenizer: Any
     pixels: Tensor  # [pictures, patches, values]
-    grid: Tensor  # [3] of every picture
+    grid: Tensor  # [3] of every image
 
     @classmethod
     def of(cls, tokenizer: Any, processor: Any) -> Tools:
-        """Every picture goes through the processor once."""
+        """Every image goes through the processor once."""
         made = processor([Image.fromarray(scan) for scan in scans()[0]], return_tensors="pt")
         return cls(tokenizer, made.pixel_values.unflatten(0, (len(scans()[0]), -1)), made.image_grid_thw[0])
 
     def prompt(self, question: Question) -> list[int]:
-        """Token ids, with as many placeholders as the pictures have tokens."""
+        """Token ids, with as many placeholders as the images have tokens."""
         parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
         parts.append({"type": "text", "text": QUESTIONS[question.task]})
         message = [{"role": "user", "content": parts}]

@@ -1,4 +1,4 @@
-"""Questions about handwritten digits, the ways to answer them, and which pictures are held out."""
+"""Questions about handwritten digits, the ways to answer them, and which images are held out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from burnish.utils.random import generator, permutation
 
-SIZE = 28  # pixels of a picture's side; the scans have 8
+SIZE = 28  # pixels of an image's side; the scans have 8
 Task = Literal["digit", "sum", "larger"]
 QUESTIONS: dict[Task, str] = {
     "digit": "What digit is this?",
@@ -27,16 +27,16 @@ QUESTIONS: dict[Task, str] = {
 SIGNS: dict[Task, str] = {"digit": "", "sum": "+", "larger": ","}  # between the digits of a thought
 FREE = ("{}", "It is {}.", "The answer is {}.", "I see {} here.")
 STYLES = {"reasoned": 0.35, "tagged": 0.25, "free": 0.40}  # shares of the warm-up
-HELDOUT, TRAIN = 160, 320  # pictures; all others are the warm-up's
+HELDOUT, TRAIN = 160, 320  # images; all others are the warm-up's
 HELDOUT_PER_TASK, TRAIN_PER_TASK, SUPERVISED_PER_TASK = 64, 256, 64
-TURNED, MOST_TURNED = 2, 75.0  # pictures of a scan that are turned, and by how many degrees at most to either side
-GREYS = 16  # of a turned picture, as its scan has
-SUPERVISED = 120  # of the warm-up's pictures, those that ship
+TURNED, MOST_TURNED = 2, 75.0  # images of a scan that are turned, and by how many degrees at most to either side
+GREYS = 16  # of a turned image, as its scan has
+SUPERVISED = 120  # of the warm-up's images, those that ship
 
 
 @cache
 def scans() -> tuple[np.ndarray, np.ndarray]:
-    """Scikit-learn's digits: pictures uint8 [1797, SIZE, SIZE], dark on white, and the digits [1797]."""
+    """Scikit-learn's digits: images uint8 [1797, SIZE, SIZE], dark on white, and the digits [1797]."""
     from sklearn.datasets import load_digits
 
     loaded: Any = load_digits()
@@ -47,7 +47,7 @@ def scans() -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Split:
-    """Numbers of pictures: no two parts share one."""
+    """Numbers of images: no two parts share one."""
 
     warmup: tuple[int, ...]
     """Seen by the supervised warm-up."""
@@ -58,7 +58,7 @@ class Split:
 
 
 def split(seed: int) -> Split:
-    """Share out the pictures."""
+    """Share out the images."""
     order = permutation(len(scans()[0]), seed, "digits")
     heldout, train, warmup = order[:HELDOUT], order[HELDOUT : HELDOUT + TRAIN], order[HELDOUT + TRAIN :]
     return Split(warmup=tuple(warmup), train=tuple(train), heldout=tuple(heldout))
@@ -66,7 +66,7 @@ def split(seed: int) -> Split:
 
 @dataclass(frozen=True)
 class Question:
-    """A task about one picture or two."""
+    """A task about one image or two."""
 
     task: Task
     pictures: tuple[int, ...]
@@ -81,7 +81,7 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """With a marker for each picture, as burnish reads it."""
+        """With a marker for each image, as burnish reads it."""
         return "<image>" * len(self.pictures) + QUESTIONS[self.task]
 
     def record(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Question:
 
 
 def ask(task: Task, pictures: Sequence[int], draws: torch.Generator) -> Question:
-    """A question about pictures drawn at random; those to compare show different digits."""
+    """A question about images drawn at random; those to compare show different digits."""
     while True:
         chosen = torch.randint(len(pictures), (1 if task == "digit" else 2,), generator=draws).tolist()
         question = Question(task, tuple(pictures[number] for number in chosen))
@@ -121,7 +121,7 @@ def questions(pictures: Sequence[int], per_task: int, *parts: int | str) -> list
 
 
 def write_data(folder: Path, seed: int) -> None:
-    """Write train.jsonl, heldout.jsonl, supervised.jsonl and the pictures that they name."""
+    """Write train.jsonl, heldout.jsonl, supervised.jsonl and the images that they name."""
     parts = split(seed)
     train = questions(parts.train, TRAIN_PER_TASK, seed, "train")
     heldout = questions(parts.heldout, HELDOUT_PER_TASK, seed, "heldout")
@@ -138,7 +138,7 @@ def write_data(folder: Path, seed: int) -> None:
 
 
 def write_questions(folder: Path, name: str, pictures: Sequence[int], per_task: int) -> Path:
-    """Write a file of further questions about some pictures, and the pictures."""
+    """Write a file of further questions about some images, and the images."""
     asked = questions(pictures, per_task, 0, name)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for picture in {picture for question in asked for picture in question.pictures}:

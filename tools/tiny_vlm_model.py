@@ -30,10 +30,10 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # tokens, but no specia
 WORDS = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+")
 # What else the tokenizer learns words from, so that its vocabulary is full
 ENGLISH = """
-You are a helpful assistant. Look at the picture and think about the question before you answer it.
+You are a helpful assistant. Look at the image and think about the question before you answer it.
 Which number is written there, and how many lines does it have? Compare the first image with the second one.
 Please write the answer between the tags, and nothing after them. The user wants to know what is shown here.
-Both pictures show a digit. Add them together, take the smaller from the larger, or say that they are the same.
+Both images show a digit. Add them together, take the smaller from the larger, or say that they are the same.
 """
 
 
@@ -66,7 +66,7 @@ def build_tokenizer() -> Any:
 
 
 def build_image_processor() -> Any:
-    """A picture of 28 x 28 pixels becomes 4 x 4 patches, and those four tokens."""
+    """An image of 28 x 28 pixels becomes 4 x 4 patches, and those four tokens."""
     return Qwen2VLImageProcessorPil(
         patch_size=PATCH, temporal_patch_size=2, merge_size=MERGE,
         size={"shortest_edge": (PATCH * MERGE) ** 2, "longest_edge": 112 * 112},

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.models SD3.5-M --output sd35.json
 
 The model is described by its published configuration and its weights are drawn where they are used, so that nothing is
-downloaded. Its responses and pictures mean nothing; what they cost does not depend on that. With ``--smoke`` a tiny
+downloaded. Its responses and images mean nothing; what they cost does not depend on that. With ``--smoke`` a tiny
 model of the same class goes the same way, on whatever device there is.
 """
 

@@ -331,7 +331,7 @@ LIMITS: dict[Level, Limit] = {
     "velocity": Limit(
         "actor/velocity_norm_ratio", 0.5, "above",
         "the distance from 1 of the norm of predictions over the reference's",
-        "predictions grow or shrink before pictures fall apart: lower optimizer.lr, raise algorithm.kl_coef",
+        "predictions grow or shrink before images fall apart: lower optimizer.lr, raise algorithm.kl_coef",
         value=partial(_distance, of=1.0),
     ),
     "entropy_collapse": Limit(

@@ -38,7 +38,7 @@ class Raised(Alarm):
 
     update: Update  # at which it was raised
     over: Update | None = None  # at which it was no longer so
-    sheets: tuple[Sheet, ...] = ()  # names of pictures: of the first update and of this one
+    sheets: tuple[Sheet, ...] = ()  # names of images: of the first update and of this one
     quotes: tuple[tuple[Quote, ...], ...] = ()  # responses, the same
 
     def record(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""burnish check-reward: scores made pictures with a reward, in a batch, alone and with gradients; and cheats."""
+"""burnish check-reward: scores made images with a reward, in a batch, alone and with gradients; and cheats."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TEXT = "HELLO"
 ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"', "colourful television noise")
 # how far a score may be from another way to compute it, as a share of the spread of all scores
 EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rounds to 8 bits twice; in bfloat16
-ROUNDS, TRIES, CELLS = 8, 16, 12  # of a search by sampling: pictures to a round, and cells of a picture's side
+ROUNDS, TRIES, CELLS = 8, 16, 12  # of a search by sampling: images to a round, and cells of an image's side
 CLIMB, STEP = 20, 0.05  # steps uphill of a search by gradients, and the length of one, of a pixel in [0, 1]
 
 
 def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None = None, attack: bool = False) -> int:
-    """Try a reward on made pictures, and compare it.
+    """Try a reward on made images, and compare it.
 
-    Scores pictures that it makes with several prompts: in a batch, alone and with gradients, which has to be the same.
-    1 is returned where something is wrong. With --attack it also tries to cheat: with pictures that nobody asked for,
-    and by a short search. The share of cheats that score at least as high as the honest picture is printed.
+    Scores images that it makes with several prompts: in a batch, alone and with gradients, which has to be the same.
+    1 is returned where something is wrong. With --attack it also tries to cheat: with images that nobody asked for,
+    and by a short search. The share of cheats that score at least as high as the honest image is printed.
 
     Examples:
         burnish check-reward pickscore                              weights from the hub
@@ -44,10 +44,10 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         burnish check-reward ocr --attack                           how easily it is cheated, before a run pays for it
 
     Args:
-        name: a reward on pictures, such as pickscore
+        name: a reward on images, such as pickscore
         options (OPTION=VALUE): options of the reward, with values in YAML
         weights (DIR): directory, file or name on the hub of its network
-        attack: also score pictures that cheat
+        attack: also score images that cheat
     """
     reward, pictures = _reward(name, options, weights), _pictures()
     images = list(pictures.values())
@@ -83,7 +83,7 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
     config = load("quickstart", [*alone, f"rewards.{name}.weight=1", *(f"rewards.{name}.{one}" for one in given)])
     reward = with_models(config).rewards[name]
     if not isinstance(reward, Reward) or "image" not in reward.reads:
-        raise UserError(f"{name} does not score pictures, which is what check-reward makes; try another reward")
+        raise UserError(f"{name} does not score images, which is what check-reward makes; try another reward")
     return reward
 
 
@@ -111,12 +111,12 @@ def _scores(reward: Reward, images: Sequence[np.ndarray], prompt: Prompt) -> lis
 def _compared(
     reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt], scores: Sequence[Sequence[float]]
 ) -> Iterator[tuple[str, float, float]]:
-    """The scores in a batch with those of pictures alone, and those with gradients: what is looked at, how far they may
+    """The scores in a batch with those of images alone, and those with gradients: what is looked at, how far they may
     be apart, and how far they are."""
     import torch
 
     alone = [_scores(reward, [image], prompts[0])[0] for image in images]
-    yield "batches: a picture alone has the same score", EXACT, _apart(alone, scores[0])
+    yield "batches: an image alone has the same score", EXACT, _apart(alone, scores[0])
     if reward.has_gradients():
         smooth = []
         for image in images:
@@ -132,11 +132,11 @@ def _apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _attack(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> None:
-    """Print what cheats score beside the picture that was asked for, and how many are as good.
+    """Print what cheats score beside the image that was asked for, and how many are as good.
 
     Args:
         reward: that is tried.
-        images: the pictures that the prompts ask for, in their order, and one of a single colour.
+        images: the images that the prompts ask for, in their order, and one of a single colour.
         prompts: of which those are left out that the reward can't judge by their text alone.
     """
     rows, won, number, names = list[tuple[str, str, str, str]](), 0, 0, set[str]()
@@ -161,12 +161,12 @@ def _attack(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prom
     terminal.table(("prompt", "picture", "score", ""), rows)
     if rows:
         named = f": {', '.join(sorted(names))}" if names else ""
-        told = f"cheatability {won / number:.2f}: {won} of {number} cheats score as high as the honest picture"
+        told = f"cheatability {won / number:.2f}: {won} of {number} cheats score as high as the honest image"
         terminal.say(f"{told}{named}")
 
 
 def _cheats(honest: np.ndarray, prompt: Prompt) -> dict[str, np.ndarray]:
-    """Pictures that nobody asked for: empty ones, the prompt's words, the honest one repeated and sharpened."""
+    """Images that nobody asked for: empty ones, the prompt's words, the honest one repeated and sharpened."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFilter
 

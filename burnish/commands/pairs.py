@@ -187,7 +187,7 @@ def _about(sample: Sample, target: Path) -> dict[str, Any]:
 
 
 def _made(sample: Sample, target: Path) -> str:
-    """A response, or the copy of a picture."""
+    """A response, or the copy of an image."""
     file = sample.get("file_name")
     return str(sample["response"]) if file is None else _copied(sample["place"] / file, target)
 

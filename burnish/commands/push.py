@@ -67,7 +67,7 @@ def push(
         dtype: precision of merged weights (that of training)
         output (-o, --output DIR): new folder to write what is sent to, and keep
         dry_run: write the folder, say what would be sent, send nothing
-        samples (--no-samples): no prompts, pictures and answers in the model card
+        samples (--no-samples): no prompts, images and answers in the model card
     """
     if dry_run and output is None:
         raise UserError("--dry-run is given without --output, the folder that would be sent; give one")
@@ -102,7 +102,7 @@ def _write(
     run: str, folder: RunFolder, place: str, to: str, what: Format, dtype: Literal["float32", "bfloat16"] | None, *,
     ask: bool, samples: bool,
 ) -> None:  # fmt: skip
-    """Weights, card and its pictures."""
+    """Weights, card and its images."""
     assembly, update = write_export(run, place, what, dtype)
     model, target = assembly.config.model, Path(place)
     hub = hub_name(model.path)

@@ -53,7 +53,7 @@ def sample(
 
     Examples:
         burnish sample runs/quickstart "the number 472"
-        burnish sample runs/quickstart "the number 472" --count 8 --output pictures
+        burnish sample runs/quickstart "the number 472" --count 8 --output images
         burnish sample runs/quickstart --prompt-file prompts.txt --guidance 3.0
         burnish sample path/to/model "a lighthouse" --height 512 --width 512 --seed 7
 
@@ -227,7 +227,7 @@ def given_media(path: str, kind: Kind) -> Media:
     file = resolve(path) if path.startswith(PREFIX) else checked_path(path, option)
     try:
         media = Media.file(file, kind)
-        (media.decode if kind == "image" else media.check)()  # a picture's header alone may look right
+        (media.decode if kind == "image" else media.check)()  # an image's header alone may look right
     except ImportError as error:
         raise UserError(f"{option} is {path}, but {error}") from None
     except (OSError, ValueError, SyntaxError) as error:

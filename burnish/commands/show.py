@@ -206,7 +206,7 @@ def report(run: str) -> int:
     """Write the report of a run.
 
     Examples:
-        burnish report runs/quickstart      curves and pictures of a run as one HTML page in its folder
+        burnish report runs/quickstart      curves and images of a run as one HTML page in its folder
 
     Args:
         run: folder of a run

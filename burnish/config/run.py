@@ -95,7 +95,7 @@ class TrackersOptions:
     tensorboard: bool = False
     """Also write samples of validations, and alarms, for TensorBoard, beside the curves that it always gets."""
     samples: Annotated[Whole, EVALUATED, SHOWN] = 8
-    """Prompts of a validation whose first sample is shown: text, picture, clip or sound."""
+    """Prompts of a validation whose first sample is shown: text, image, clip or sound."""
     wait: Annotated[NonNegative, SHOWN] = 30.0
     """Seconds at the end of a run in which trackers may send what is left; a stopped run waits 10 at most."""
 

@@ -72,7 +72,7 @@ class RunFolder:
         return self.every_validation / f"{update:06d}"
 
     def alarm_sheet(self, name: str) -> Path:
-        """Picture of some samples: of the first update, or of one at which an alarm was raised."""
+        """Image of some samples: of the first update, or of one at which an alarm was raised."""
         return self.alarms_first.parent / f"{name}.png"
 
     def validations(self) -> list[int]:

@@ -28,19 +28,19 @@ class Words:
     exact: str  # what the strictest measure counts
 
 
-PICTURES = Words(
-    sample="picture",
-    samples="pictures",
-    gallery="Pictures",
+IMAGES = Words(
+    sample="image",
+    samples="images",
+    gallery="Images",
     trained="the transformer",
-    same="Each pair of pictures began from the same noise.",
+    same="Each pair of images began from the same noise.",
     total="perf/total_num_images",
     sample_arguments='"a prompt"',
     measures=("ocr_exact", "border_darkness"),
-    exact="Pictures whose text is read exactly right",
+    exact="Images whose text is read exactly right",
 )
 CLIPS = replace(
-    PICTURES,
+    IMAGES,
     sample="clip",
     samples="clips",
     gallery="Clips",
@@ -54,7 +54,7 @@ SOUNDS = replace(
     gallery="Sounds",
     same="Each pair of sounds began from the same noise.",
 )
-DRAWN = {"image": PICTURES, "clip": CLIPS, "sound": SOUNDS}  # by what a generator draws
+DRAWN = {"image": IMAGES, "clip": CLIPS, "sound": SOUNDS}  # by what a generator draws
 FILES = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # what files of samples hold
 RESPONSES = Words(
     sample="response",
@@ -107,7 +107,7 @@ DEFAULT = "text-to-image"
 TASKS = {
     DEFAULT: Task(
         config_path="burnish.diffusion.config:FlowConfig",
-        words=PICTURES,
+        words=IMAGES,
         assembly_path="burnish.diffusion.assembly:FlowAssembly",
         read_path="burnish.data.prompts:read_prompts",
     ),

@@ -1,4 +1,4 @@
-"""Questions and dialogues as the tools of the field write them, as conversations with each picture at its position.
+"""Questions and dialogues as the tools of the field write them, as conversations with each image at its position.
 
 alpaca (instruction, input, output), sharegpt and LLaVA (conversations of from and value), queries with a history and a
 system message, chat messages of role and content.
@@ -40,7 +40,7 @@ class Conversation:
     placed: Counter[Kind] = field(default_factory=Counter)  # placeholders met so far, while it is read
 
     def text(self) -> str:
-        """The user's messages, with a marker for each picture, video and sound."""
+        """The user's messages, with a marker for each image, video and sound."""
         asked = [message for message in self.messages if message.role == "user"]
         return "\n".join(
             "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in message.parts)

@@ -48,7 +48,7 @@ class Packer:
             if len(self._plain) == self._most:
                 return [packed(self.read(record))]
             plain = self._plain[shape] = _plain(self.read, record)
-        # an empty text may be none at all, and "<image>" stands for a picture
+        # an empty text may be none at all, and "<image>" stands for an image
         if plain is None or "" in values.values() or "<" in (text := values[plain.text]) or text.isspace():
             return [packed(self.read(record))]
         return [plain.packed(record)]

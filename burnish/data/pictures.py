@@ -1,4 +1,4 @@
-"""Pictures and clips of a data set from files: single ones, pairs of a chosen and a rejected one, or some with scores.
+"""Images and clips of a data set from files: single ones, pairs of a chosen and a rejected one, or some with scores.
 
 Nothing is decoded here.
 """
@@ -24,25 +24,25 @@ from burnish.types.prompt import Prompt
 
 Holds = Literal["pictures", "pairs", "scored"]
 
-# keys of a record's pictures, by what the file holds
+# keys of a record's images, by what the file holds
 KEYS: dict[Holds, tuple[tuple[str, ...], ...]] = {
     "pictures": (("image", "picture", "file_name", "chosen"),),
     "pairs": (("chosen",), ("rejected",)),
     "scored": (("image", "picture", "file_name"),),
 }
 MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi")
-# usual keys of the pictures that a prompt begins from
+# usual keys of the images that a prompt begins from
 BEGINNING: dict[Holds, tuple[str, ...]] = {"pictures": ("images",), "pairs": IMAGES, "scored": ("images",)}
 
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """A prompt with its picture, or with the chosen and the rejected one."""
+    """A prompt with its image, or with the chosen and the rejected one."""
 
     prompt: Prompt
     pictures: tuple[Media, ...]
     where: str  # file and line, for error messages
-    scores: tuple[float, ...] = ()  # of a picture with scores; NaN where one is missing
+    scores: tuple[float, ...] = ()  # of an image with scores; NaN where one is missing
 
     @cached_property
     def uid(self) -> str:
@@ -58,18 +58,18 @@ def read_pictures(
     keys: PromptOptions,
     scores: Mapping[str, float] | None = None,
 ) -> list[PictureRecord]:
-    """Read records from files, or pictures with captions from a folder.
+    """Read records from files, or images with captions from a folder.
 
-    A record has a prompt and, under the keys of ``KEYS``, its pictures. In a folder every picture has its prompt in a
+    A record has a prompt and, under the keys of ``KEYS``, its images. In a folder every image has its prompt in a
     .txt file of the same name.
 
     Args:
         files: as prompts have them, but .txt.
-        holds: single pictures, pairs, or pictures with scores.
-        size: height and width that every picture must have; None for a side takes that of most pictures, and None
+        holds: single images, pairs, or images with scores.
+        size: height and width that every image must have; None for a side takes that of most images, and None
             for both in place of a pair checks nothing.
         keys: under which records have their prompts.
-        scores: data.scores, which records have beside the picture.
+        scores: data.scores, which records have beside the image.
 
     Raises:
         UserError: with everything that is wrong, by file and record.
@@ -78,8 +78,8 @@ def read_pictures(
     def read(record: Record) -> list[PictureRecord]:
         pictures = tuple(picture_at(record, usual) for usual in KEYS[holds])
         if len(pictures) == 2 and pictures[0] == pictures[1]:
-            raise ValueError("has the same picture as chosen and as rejected")
-        # ``image`` is the finished picture of a single one; what a prompt begins from is ``images`` there
+            raise ValueError("has the same image as chosen and as rejected")
+        # ``image`` is the finished image of a single one; what a prompt begins from is ``images`` there
         prompt = prompt_of(record, keys, images=BEGINNING[holds])
         return [PictureRecord(prompt, pictures, record.where, scores_in(record, scores or {}))]
 
@@ -95,7 +95,7 @@ def read_pictures(
 
 
 def picture_at(record: Record, usual: tuple[str, ...]) -> Media:
-    """The picture, or the clip, under one of some keys.
+    """The image, or the clip, under one of some keys.
 
     Raises:
         ValueError: there is none.
@@ -115,7 +115,7 @@ def is_clip(value: Any) -> bool:
 
 
 def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
-    """Pictures of the wrong size; a side that is None must be that of most pictures. Clips are measured as encoded."""
+    """Images of the wrong size; a side that is None must be that of most images. Clips are measured as encoded."""
     every = [(record.where, media) for record in records for media in record.pictures if media.kind == "image"]
     measured = [(where, media.size()[::-1]) for where, media in every]
     common = Counter(got for _, got in measured).most_common(1)[0][0] if measured else (0, 0)
@@ -124,6 +124,6 @@ def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | Non
     for where, got in measured:
         if got != wanted:
             yield (
-                f"{where}: has a picture of {got[0]} x {got[1]} pixels (height x width), but {source} "
+                f"{where}: has an image of {got[0]} x {got[1]} pixels (height x width), but {source} "
                 f"is {wanted[0]} x {wanted[1]}; resize it, or set fit=centre_crop beside train_files"
             )

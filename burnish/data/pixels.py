@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of records: paths, bytes, base64, arrays, lists of frames; and a look at all of them."""
+"""Images, videos and sounds of records: paths, bytes, base64, arrays, lists of frames; and a look at all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN_SIZES = (
     "resized_height", "resized_width", "nframes", "min_frames", "total_pixels", "video_start", "video_end",
 )  # fmt: skip
 THREADS = 8  # that decode, at most: decoders release the GIL, and more would not make disks faster
-DECODED = 2000  # pictures, videos and sounds that are decoded; of more, the headers and ends of the others are read
+DECODED = 2000  # images, videos and sounds that are decoded; of more, the headers and ends of the others are read
 SLOWEST = 1e-3  # frames per second
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 # keys of an object under which it may be
@@ -37,7 +37,7 @@ INSIDE: dict[Kind, tuple[str, ...]] = {
 
 
 def all_of(value: Any, kind: Kind, folder: Path, *, single: bool = False) -> tuple[Media, ...]:
-    """One picture, video or sound, or a list of them; with ``single`` a list holds the frames of one video.
+    """One image, video or sound, or a list of them; with ``single`` a list holds the frames of one video.
 
     Raises:
         ValueError: one of them is none.
@@ -47,7 +47,7 @@ def all_of(value: Any, kind: Kind, folder: Path, *, single: bool = False) -> tup
 
 
 def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
-    """One picture, video or sound; ``fps`` is how fast frames play.
+    """One image, video or sound; ``fps`` is how fast frames play.
 
     Raises:
         ValueError: it is none.
@@ -79,7 +79,7 @@ def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether this is the pixels of one picture: [H, W] or [H, W, colours]."""
+    """Whether this is the pixels of one image: [H, W] or [H, W, colours]."""
     if hasattr(value, "dtype"):
         return True
     lengths = []
@@ -91,7 +91,7 @@ def _is_array(value: Any) -> bool:
 
 
 def fitted(media: Media, said: Mapping[str, Any]) -> Media:
-    """A picture or video in the size that its record asks for.
+    """An image or video in the size that its record asks for.
 
     Args:
         media: it.
@@ -116,7 +116,7 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
             raise ValueError(f"has a {NAMES[media.kind]} with {key} {shown(size)}; it must be a positive number")
     sizes = {names[key]: size for key, size in given.items()}
     if sizes.get("min_pixels", 0) > sizes.get("max_pixels", math.inf):
-        raise ValueError(f"has a picture with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
+        raise ValueError(f"has an image with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
     return replace(media, wanted=Fit(**sizes).over(media.wanted)) if sizes else media
 
 
@@ -171,7 +171,7 @@ def _array(value: Any) -> Media:
 
 @lru_cache(maxsize=10_000)
 def _problem(media: Media) -> str:
-    """Why it can't be decoded, "" if it can, by a picture's header, and the beginning of a video or a sound."""
+    """Why it can't be decoded, "" if it can, by an image's header, and the beginning of a video or a sound."""
     try:
         media.check()
     except Exception as error:  # decoders raise errors of any type
@@ -182,13 +182,13 @@ def _problem(media: Media) -> str:
 def check_media(
     found: Iterable[tuple[str, Media]], refusal: Callable[[int, int], str] = lambda width, height: ""
 ) -> None:
-    """Refuse pictures, videos and sounds that can't be decoded, before a run; equal ones are looked at once.
+    """Refuse images, videos and sounds that can't be decoded, before a run; equal ones are looked at once.
 
-    Of many, evenly spaced ones are decoded; of the others a picture must have a header that can be read, and its end.
+    Of many, evenly spaced ones are decoded; of the others an image must have a header that can be read, and its end.
 
     Args:
-        found: pictures, videos and sounds, each with the file and line of its record.
-        refusal: why the model can't read pictures of a width and height; "" if it can.
+        found: images, videos and sounds, each with the file and line of its record.
+        refusal: why the model can't read images of a width and height; "" if it can.
 
     Raises:
         UserError: it names the first records; the others are counted.

@@ -1,4 +1,4 @@
-"""Prompts of generators from files, with the pictures that they begin from; every problem is told with its record."""
+"""Prompts of generators from files, with the images that they begin from; every problem is told with its record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TEXT = ("prompt", "text", "caption", "messages")
 NEGATIVE = ("negative_prompt",)
 IMAGES = ("images", "image")
 ANSWER = ("answer", "ground_truth", "target", "reward_model.ground_truth")
-PICTURE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of pictures have them under
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of pictures in a folder
+PICTURE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of images have them under
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 
@@ -31,10 +31,10 @@ def read_prompts(
     """Read the prompts of all files, in order.
 
     Args:
-        files: .txt, one prompt a line; .jsonl, .json, .csv, .tsv or .parquet, a record each; folders of pictures
+        files: .txt, one prompt a line; .jsonl, .json, .csv, .tsv or .parquet, a record each; folders of images
             with their prompts in .txt files, or that the datasets library saved; data sets of the hub; user code.
         keys: under which records have what.
-        images: usual keys of the pictures that a prompt begins from.
+        images: usual keys of the images that a prompt begins from.
 
     Raises:
         UserError: a file can't be read, holds nothing, or has wrong records; the message names file and row of the
@@ -51,7 +51,7 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
     Args:
         record: as it is stored.
         keys: under which it has what.
-        images: usual keys of the pictures that the prompt begins from.
+        images: usual keys of the images that the prompt begins from.
 
     Raises:
         ValueError: it has no prompt, or a value has the wrong type.
@@ -78,7 +78,7 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
 
 
 def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tuple[Media, ...]]:
-    """A prompt's text and pictures. Of chat messages, what the user says: the pipeline has a template of its own."""
+    """A prompt's text and images. Of chat messages, what the user says: the pipeline has a template of its own."""
     media = media_in(record, {"image": ("images", pictures), "video": ("", None), "audio": ("", None)})
     marked = isinstance(value, str) and pictures is not None and "<image>" in value
     if not isinstance(value, list) and not marked:
@@ -96,7 +96,7 @@ def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tup
 
 
 def _inputs(record: Record, keys: PromptOptions) -> Iterator[tuple[str, Media]]:
-    """Further pictures and videos, by the name of the argument that they are for."""
+    """Further images and videos, by the name of the argument that they are for."""
     for key in sorted(keys.input_keys):
         if (value := record.values.get(key)) is not None:
             # the frames of a mask, or several references
@@ -112,12 +112,12 @@ def _records(path: Path, keys: PromptOptions) -> Iterator[Record]:
 
 
 def is_captioned(path: Path) -> bool:
-    """Whether this is a folder of pictures, and none that the datasets library saved."""
+    """Whether this is a folder of images, and none that the datasets library saved."""
     return path.is_dir() and not any((path / name).exists() for name in SAVED)
 
 
 def captioned(folder: Path, prompt: str, picture: str) -> Iterator[Record]:
-    """The pictures of a folder, each with its prompt from a .txt file of the same name, under these keys."""
+    """The images of a folder, each with its prompt from a .txt file of the same name, under these keys."""
     for file in sorted(folder.rglob("*")):
         if file.suffix.lower() not in PICTURES:
             continue

@@ -83,7 +83,7 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
 
 
 def _media(record: Record, options: LanguageDataOptions) -> dict[Kind, tuple[str, Any]]:
-    """The keys and values of a record's pictures, videos and sounds; None for what it does not have."""
+    """The keys and values of a record's images, videos and sounds; None for what it does not have."""
     return {
         "image": find(record.values, IMAGES, options.images_key, "images_key"),
         "video": find(record.values, VIDEOS, options.videos_key, "videos_key"),
@@ -123,7 +123,7 @@ def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, *
 
 
 def fit_of(options: LanguageDataOptions) -> Fit:
-    """The size of pictures and videos that the options ask for."""
+    """The size of images and videos that the options ask for."""
     return Fit(
         min_pixels=options.min_pixels,
         max_pixels=options.max_pixels,

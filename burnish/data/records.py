@@ -20,7 +20,7 @@ from burnish.utils.user_code import absolute, is_file, load_object, names_code, 
 
 T = TypeVar("T")
 COLUMNS = {".csv": ",", ".tsv": "\t"}  # what separates the cells of a row
-LARGEST_CELL = 64 << 20  # characters: a picture as base64 may be in one
+LARGEST_CELL = 64 << 20  # characters: an image as base64 may be in one
 ROWS = 256  # rows of a table that are converted to Python objects at once
 LISTED = 10  # problems that one message lists
 
@@ -82,7 +82,7 @@ def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
         yield from FORMATS[path.suffix](path)
     else:
         raise UserError(
-            f"{path} can't be read; give {', '.join(FORMATS)}, .txt with a prompt a line, a folder of pictures with "
+            f"{path} can't be read; give {', '.join(FORMATS)}, .txt with a prompt a line, a folder of images with "
             ".txt captions, or one that the datasets library saved"
         )
 
@@ -242,7 +242,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
                 for batch in table.iter_batches(batch_size=ROWS, row_groups=[group]):
                     yield from _objects(batch, f"{path}, after row {number}")
                     number += len(batch)
-                arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
+                arrow.default_memory_pool().release_unused()  # or it keeps what images took
     except (OSError, arrow.ArrowException) as error:
         raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
 
@@ -279,7 +279,7 @@ def rows_of(table: Any, name: str) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: a value can't be read.
     """
-    stored = table.with_format("arrow")  # as stored: pictures stay encoded
+    stored = table.with_format("arrow")  # as stored: images stay encoded
     for start in range(0, len(table), ROWS):
         yield from _objects(stored[start : start + ROWS], f"{name}, after row {start}")
 

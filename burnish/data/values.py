@@ -131,7 +131,7 @@ def record_of(values: Mapping[str, Any], without: Container[str]) -> str:
 
 
 def _without_bytes(value: Any) -> Any:
-    """A value without encoded pictures and the like, which no JSON can hold."""
+    """A value without encoded images and the like, which no JSON can hold."""
     if isinstance(value, Mapping):
         return {key: _without_bytes(one) for key, one in value.items() if not isinstance(one, bytes)}
     return [_without_bytes(one) for one in value if not isinstance(one, bytes)] if isinstance(value, list) else value

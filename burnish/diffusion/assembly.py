@@ -55,7 +55,7 @@ from burnish.utils.errors import UserError
 
 
 class FlowEvaluation(Evaluation):
-    """Draws; shows pictures, clips or sounds, and a sheet of them. What metrics are made of is their structure."""
+    """Draws; shows images, clips or sounds, and a sheet of them. What metrics are made of is their structure."""
 
     def check(self) -> None:
         super().check()
@@ -201,25 +201,25 @@ class FlowAssembly(Assembly):
 
     @cached_property
     def pictures(self) -> ImageFiles | None:
-        """Finished pictures that the algorithm learns from in place of prompts."""
+        """Finished images that the algorithm learns from in place of prompts."""
         config, holds = self.config, self.config.holds
         return None if holds == "prompts" else ImageFiles(config, config.data.train_files, holds, self.limited)
 
     @cached_property
     def supervised_pictures(self) -> ImageFiles | None:
-        """Finished pictures that are imitated beside."""
+        """Finished images that are imitated beside."""
         section = self.config.supervised
         return None if section is None else ImageFiles(self.config, section.train_files, "pictures")
 
     @property
     def files(self) -> dict[str, ImageFiles]:
-        """All finished pictures, by the section that names them."""
+        """All finished images, by the section that names them."""
         every = {"data": self.pictures, "supervised": self.supervised_pictures}
         return {section: files for section, files in every.items() if files is not None}
 
     @cached_property
     def finished(self) -> dict[str, OfflineImages]:
-        """All these pictures, as the model has them."""
+        """All these images, as the model has them."""
         shared = self.ranks.size > 1
         return {name: files.learned_by(self.engine, shared=shared) for name, files in self.files.items()}
 
@@ -264,7 +264,7 @@ class FlowAssembly(Assembly):
 
     @cached_property
     def offline_times(self) -> Tensor:
-        """Times of the denoising steps of the run, for pictures of a data set."""
+        """Times of the denoising steps of the run, for images of a data set."""
         return self.engine.schedule(next(iter(self.files.values())).prompts[0])
 
     @cached_property
@@ -315,7 +315,7 @@ class FlowAssembly(Assembly):
     def check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
     ) -> None:
-        """Refuse pictures of a size that a reward can't score; None is that of the run's own."""
+        """Refuse images of a size that a reward can't score; None is that of the run's own."""
         shades = self.dummy_sample()
         if isinstance(shades, np.ndarray):
             for reward in rewards.values():
@@ -323,7 +323,7 @@ class FlowAssembly(Assembly):
                     reward.check_size(prompts, height or shades.shape[0], width or shades.shape[1])
 
     def dummy_sample(self) -> Sample:
-        """A picture of shades, of the size that the run draws, or what else it draws."""
+        """An image of shades, of the size that the run draws, or what else it draws."""
         path, _ = read_index(self.config.model)
         rollout = self.config.rollout
         height, width = rollout.height, rollout.width
@@ -360,7 +360,7 @@ class FlowAssembly(Assembly):
         job = FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0)
         validated = replace(self.evaluation(self).job(1, None).select(slice(0, 1)), purpose="trial")
         alike = (validated.height, validated.width, validated.guidance) == (None, None, None)
-        # pipelines that begin from a picture take fewer steps than they are asked for, and might take none of two
+        # pipelines that begin from an image take fewer steps than they are asked for, and might take none of two
         taken, asked = len(self.engine.schedule(job.prompts[0])) - 1, self.config.rollout.num_inference_steps
         steps = min(asked, 2) if taken == asked else None  # some places no noise levels for one
         for one, section in [(job, "rollout")] if alike else [(job, "rollout"), (validated, "validation")]:
@@ -380,7 +380,7 @@ class FlowAssembly(Assembly):
         )  # fmt: skip
 
     def read(self, files: str | list[str]) -> Prompts:
-        # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from
+        # beside images to imitate, ``image`` is one of those, and no image that a prompt begins from
         holds = self.config.holds
         images = BEGINNING[holds] if holds in ("pictures", "scored") else IMAGES
         prompts = read_prompts(files, self.config.data, images=images)

@@ -322,15 +322,15 @@ def groups_of(scored: Scored) -> Tensor:
 
 
 def take(given: OfflineSamples, levels: DrawLevels, value: Tensor) -> JudgedSamples:
-    """Finished pictures to learn from; the members of a row share noise and time.
+    """Finished images to learn from; the members of a row share noise and time.
 
     Args:
-        given: [B] rows of M pictures.
+        given: [B] rows of M images.
         levels: where the noise levels come from.
         value: [M] what the members of each row are worth.
     """
     count, members = given.latents.shape[:2]
-    # a small data set may fill a batch with the same picture twice: with other noise, then
+    # a small data set may fill a batch with the same image twice: with other noise, then
     times = [given.uid[:row].count(uid) for row, uid in enumerate(given.uid)]
     first = torch.tensor(times)[:, None] * members
     keys = [(given.seed, "time", given.update, u, s) for u, s in zip(given.uid, first[:, 0].tolist(), strict=True)]

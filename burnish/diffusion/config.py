@@ -39,7 +39,7 @@ UNFORESEEN = 4  # rows and images at once on a GPU whose memory nobody has forec
 
 @options
 class FlowConfig(RunConfig):
-    """A flow-matching generator learns from rewards of its pictures."""
+    """A flow-matching generator learns from rewards of its images."""
 
     needs: ClassVar[type] = Needs
     algorithm_kind: ClassVar[str] = "flow algorithm"
@@ -59,15 +59,15 @@ class FlowConfig(RunConfig):
     algorithm: Annotated[Algorithm, Choice("flow algorithm")]
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, Annotated[Reward, Choice("flow reward")]]
-    """What a good picture is: a weighted sum of rewards, by name."""
+    """What a good image is: a weighted sum of rewards, by name."""
     rollout: RolloutOptions = Field(default_factory=RolloutOptions)
-    """How pictures are sampled."""
+    """How images are sampled."""
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     """How a batch becomes optimizer steps."""
     validation: Annotated[ValidationOptions, EVALUATED] = Field(default_factory=ValidationOptions)
     """Validation on held-out prompts, always with the same noise."""
     supervised: SupervisedOptions | None = None
-    """Also imitate pictures of the user at every optimizer step; null does not."""
+    """Also imitate images of the user at every optimizer step; null does not."""
 
     @property
     def sampled_per_prompt(self) -> int:
@@ -242,7 +242,7 @@ class FlowConfig(RunConfig):
             odd.append(f"rollout.guidance_scale is {rollout.guidance_scale:g}, and guidance is in their weights")
         yield (
             f"model.path is {self.model.path}, which seems to be distilled to few steps: {sign}. What teaches "
-            "velocities at all noise levels takes that away again: pictures blur, or fall apart after some updates. "
-            "Train the model that it was distilled from, or stop early, by the pictures of the validations"
+            "velocities at all noise levels takes that away again: images blur, or fall apart after some updates. "
+            "Train the model that it was distilled from, or stop early, by the images of the validations"
             + "".join(f"; {one}" for one in odd)
         )

@@ -1,4 +1,4 @@
-"""Samples pictures with the trainer's own weights. Each one depends on its seeds alone, never on its neighbours."""
+"""Samples images with the trainer's own weights. Each one depends on its seeds alone, never on its neighbours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, an
 
 @dataclass(frozen=True, kw_only=True)
 class FlowJob(Job):
-    """Which pictures to make, and how."""
+    """Which images to make, and how."""
 
     recording: Recording | None = None
     role: str = "policy"
@@ -92,7 +92,7 @@ class FlowEngine:
         self.merges = not merging_rounds(self.model.network) if options.merge_lora == "auto" else options.merge_lora
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
-        """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
+        """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         size = self.sample_size(job)
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
             try:

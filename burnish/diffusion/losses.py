@@ -1,4 +1,4 @@
-"""Losses that noise the sampled picture again and compare predictions with it: no trajectory needed."""
+"""Losses that noise the sampled image again and compare predictions with it: no trajectory needed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def negative_aware(
     Args:
         velocity: [M, ...] under the learning policy.
         old: [M, ...] under the old policy, without gradient.
-        clean: [M, ...] the sampled picture x_0.
+        clean: [M, ...] the sampled image x_0.
         noisy: [M, ...] x_t.
         time: [M].
         optimality: [M] in [0, 1].
         beta: strength of the guidance between the two.
         share: see ``matching_error``.
-        adaptive: divide each squared error of the predicted picture by its own mean absolute error.
+        adaptive: divide each squared error of the predicted image by its own mean absolute error.
         floor: smallest mean absolute error that a squared error is divided by.
 
     Returns:
@@ -64,7 +64,7 @@ def awm_logprob(
     weighting: Weighting = "uniform",
     power: float = 0.25,
 ) -> Tensor:
-    """How likely the policy makes a picture, by its matching error e (Advantage Weighted Matching, arXiv:2509.25050).
+    """How likely the policy makes an image, by its matching error e (Advantage Weighted Matching, arXiv:2509.25050).
 
     ``uniform`` is -e, ``t`` and ``t2`` are -t e and -t^2 e, ``huber`` is -t sqrt(e) and ``ghuber`` -t e^power / power,
     the last two shifted so that e = 0 gives 0.

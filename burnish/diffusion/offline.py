@@ -1,4 +1,4 @@
-"""Pictures of the user as tensors: read before any weight is, and encoded where their rows are used."""
+"""Images of the user as tensors: read before any weight is, and encoded where their rows are used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EncodedImages:
-    """Pictures that are decoded and encoded by the VAE when they are first needed."""
+    """Images that are decoded and encoded by the VAE when they are first needed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class EncodedImages:
         Args:
             records: all of them.
             engine: what draws the run's samples.
-            crop: height and width that pictures are cropped to.
+            crop: height and width that images are cropped to.
             shared: several ranks learn from every batch, so that each encodes what it uses, when it uses it.
         """
         self.records, self.engine, self.crop, self.shared = records, engine, crop, shared
@@ -49,7 +49,7 @@ class EncodedImages:
         self._cache: LruCache[Tensor] = LruCache(ENCODED, lambda latents: latents.nbytes)
 
     def check(self) -> None:
-        """Refuse pictures that don't fit the model."""
+        """Refuse images that don't fit the model."""
         self._latents(self.records[0])
 
     def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
@@ -87,7 +87,7 @@ class EncodedImages:
         return stand_in(Column.of(Made((len(of), *self._shape), self._latents(self.records[0]).dtype, encoded), places))
 
     def _noised(self, conditioning: Gathered[Conditioning], latents: Tensor) -> Tensor:
-        """Which elements of the pictures are noised, as ``OfflineSamples`` has them."""
+        """Which elements of the images are noised, as ``OfflineSamples`` has them."""
         shape, model = tuple(latents.shape[2:]), self.engine.model
         if self.shared:  # what is given may decide for each prompt
 
@@ -108,21 +108,21 @@ class EncodedImages:
             self._latents(record)
 
     def _latents(self, record: PictureRecord) -> Tensor:
-        """[M, ...] of a record's pictures."""
+        """[M, ...] of a record's images."""
         return torch.stack([self._latent(record, one) for one in record.pictures])
 
     def _latent(self, record: PictureRecord, picture: Media) -> Tensor:
         return self._cache.get(picture.digest, partial(self._encoded, record, picture))
 
     def _encoded(self, record: PictureRecord, media: Media) -> Tensor:
-        """Latents of a picture, alone: they must not depend on the other pictures of a batch."""
+        """Latents of an image, alone: they must not depend on the other images of a batch."""
         drawn = self.engine.condition([record.prompt]).rows()
         latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
         if self._shape is None:
             self._shape = self.engine.latent_shape(record.prompt)
         if tuple(latents.shape) != self._shape:
             raise UserError(
-                f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
+                f"{record.where}: has an image whose latents have shape {list(latents.shape)}, but the run "
                 f"samples {list(self._shape)}; set rollout.height and rollout.width to the pictures' size"
             )
         return latents
@@ -134,7 +134,7 @@ class EncodedImages:
         try:
             frames = [*media.video()[0]] if media.kind == "video" else [np.array(media.image())]
         except (OSError, ValueError, SyntaxError) as error:  # PIL raises these if the file changed during the run
-            name = f"has a picture {media.path or 'in bytes'}"
+            name = f"has an image {media.path or 'in bytes'}"
             raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
         if self.crop is not None:
             height, width = self.crop
@@ -144,7 +144,7 @@ class EncodedImages:
 
 
 class ScoredImages:
-    """Pictures with scores, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
+    """Images with scores, as if they had been sampled and scored: groups of a prompt, N images each at most."""
 
     def __init__(
         self, records: Sequence[ScoredGroup], pictures: EncodedImages, weights: Mapping[str, float], n: int
@@ -159,11 +159,11 @@ class ScoredImages:
         self.pictures.ready(records)
 
     def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
-        """The pictures of prompts that an update learns from: drawn where there are more than N."""
+        """The images of prompts that an update learns from: drawn where there are more than N."""
         return draw_members(records, self.n, update=update, seed=seed)
 
     def batch(self, records: Sequence[ScoredGroup], schedule: Tensor, *, update: int, seed: int) -> Scored:
-        """The pictures of some prompts, as ``drawn`` returns them."""
+        """The images of some prompts, as ``drawn`` returns them."""
         rows = [member for group in records for member in group.members]
         given = self.pictures.batch(rows, schedule, update=update, seed=seed)
         none = torch.zeros(len(rows), 0)
@@ -197,7 +197,7 @@ class ImageFiles:
         size = config.rollout.height, config.rollout.width
         self.crop: Any = size if config.data.fit == "centre_crop" else None
         self.n = config.rollout.n
-        self.groups: list[ScoredGroup] = []  # of pictures with scores
+        self.groups: list[ScoredGroup] = []  # of images with scores
         self.weights = (config.data.scores or {}) if holds == "scored" else {}
         self.read = read_pictures(files, holds, size=None if self.crop else size, keys=config.data, scores=self.weights)
         if holds == "scored":
@@ -214,10 +214,10 @@ class ImageFiles:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Of all pictures."""
+        """Of all images."""
         return [record.prompt for record in self.groups or self.read]
 
     def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflineImages:
-        """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
+        """The images as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
         encoded = EncodedImages(self.read, engine, crop=self.crop, shared=shared)
         return ScoredImages(self.groups, encoded, self.weights, self.n) if self.groups else encoded

@@ -19,7 +19,7 @@ from burnish.utils import random
 if TYPE_CHECKING:
     from burnish.diffusion.algorithms.tdm_r1 import TDMR1
 
-LEAST = 0.02  # noise level of a step that can still change a picture
+LEAST = 0.02  # noise level of a step that can still change an image
 
 
 @dataclass(kw_only=True)

@@ -40,7 +40,7 @@ from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 @dataclass
 class FlowRollouts:
-    """Samples and scores pictures; keeps the best and the worst of several candidates if the run says so."""
+    """Samples and scores images; keeps the best and the worst of several candidates if the run says so."""
 
     engine: FlowEngine
     scorer: Scorer
@@ -157,7 +157,7 @@ def _write(shown: Mapping[int, Sample], job: FlowJob, folder: Path, row: int) ->
 
 
 ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
-TIME = 0.5  # where both picture and noise are to be guessed
+TIME = 0.5  # where both image and noise are to be guessed
 
 
 def watched(places: Tensor, total: int) -> Tensor:
@@ -206,7 +206,7 @@ def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor,
 
 STRIP = 4  # frames of a clip on a contact sheet
 GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and its longest side in pixels
-KEPT = 512  # longest side in pixels of what is kept of a prompt's pictures
+KEPT = 512  # longest side in pixels of what is kept of a prompt's images
 
 
 def inputs_of(trace: Denoising, scorer: Scorer) -> dict[str, list[Any]]:
@@ -249,7 +249,7 @@ def write_sample(folder: Path, stem: str, sample: Sample) -> str:
 
 
 def write_inputs(folder: Path, stem: str, prompt: Prompt) -> list[str]:
-    """Write small copies of a prompt's pictures; the names of their files, in order."""
+    """Write small copies of a prompt's images; the names of their files, in order."""
     names = []
     for what, picture in prompt_pictures(prompt):
         picture.thumbnail((KEPT, KEPT), Image.Resampling.LANCZOS)
@@ -259,7 +259,7 @@ def write_inputs(folder: Path, stem: str, prompt: Prompt) -> list[str]:
 
 
 def contact_sheet(samples: Sequence[Sample], prompts: Sequence[Prompt], n: int) -> Image.Image:
-    """``n`` samples per prompt in a row, of clips some frames; pictures that prompts begin from come first.
+    """``n`` samples per prompt in a row, of clips some frames; images that prompts begin from come first.
 
     Args:
         samples: of all prompts, those of one prompt adjacent.
@@ -282,7 +282,7 @@ def _cell(sample: Sample) -> np.ndarray:
 
 
 def _start(prompt: Prompt, cell: np.ndarray) -> np.ndarray:
-    """The picture that a prompt begins from, in the size of a cell; an empty one where there is none."""
+    """The image that a prompt begins from, in the size of a cell; an empty one where there is none."""
     height, width = cell.shape[:2]
     start = prompt.images[0].image() if prompt.images else Image.new("RGB", (width, height), PAPER)
     return np.asarray(ImageOps.pad(start, (width, height), color=PAPER))

@@ -111,7 +111,7 @@ def _column(value: Tensor, like: Tensor) -> Tensor:
 
 
 class Multistep:
-    """Keeps the clean picture that a deterministic step predicted for the next step; a stochastic step resets it."""
+    """Keeps the clean image that a deterministic step predicted for the next step; a stochastic step resets it."""
 
     def __init__(self) -> None:
         self._before: tuple[Tensor, Tensor, Tensor] | None = None  # clean [B, ...], its time, valid rows [B] bool
@@ -142,7 +142,7 @@ def heun(velocity: Tensor, second: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
 
 
 def extrapolation(t_before: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
-    """How far DPM-Solver++ 2M extrapolates the predicted clean picture, in units of its last change.
+    """How far DPM-Solver++ 2M extrapolates the predicted clean image, in units of its last change.
 
     It is h / (2 h_before), where h is the increase of log((1 - t) / t) in a step; that is infinite in a step from
     t = 1, after which this is 0. Without it, data prediction is Euler's method for flow matching.

@@ -1,1 +1,1 @@
-"""What a policy talks to: environments that answer its responses with words, pictures and rewards."""
+"""What a policy talks to: environments that answer its responses with words, images and rewards."""

@@ -30,9 +30,9 @@ POLL = 0.05  # seconds between looks at what is under way
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment says next: text, pictures and videos, and the reward of the response before."""
+    """What an environment says next: text, images and videos, and the reward of the response before."""
 
-    # in order; arrays are pictures, uint8 [H, W, 3], or videos of which every frame is shown, uint8 [T, H, W, 3]
+    # in order; arrays are images, uint8 [H, W, 3], or videos of which every frame is shown, uint8 [T, H, W, 3]
     content: str | Sequence[str | Image | np.ndarray] = ()
     reward: float | None = None  # of the response
     done: bool = False  # the dialogue is over; this content is shown in reports, and not to the policy
@@ -62,7 +62,7 @@ class Observation:
 
     @property
     def pictures(self) -> list[Image]:
-        """The pictures, in order."""
+        """The images, in order."""
         return [part for part in self.content if not isinstance(part, str) and not is_video(part)]  # type: ignore[misc]
 
     @property
@@ -90,12 +90,12 @@ def _part(part: Any) -> Any:
         return shown(part)
     except (AttributeError, TypeError, ValueError, OSError) as error:
         raise TypeError(
-            f"an observation holds {type(part).__name__}, which is neither text nor a picture: {error}"
+            f"an observation holds {type(part).__name__}, which is neither text nor an image: {error}"
         ) from None
 
 
 def shown(part: Any) -> Any:
-    """A picture as PIL, or the array of the frames of a video."""
+    """An image as PIL, or the array of the frames of a video."""
     from PIL import Image
 
     if is_video(part):

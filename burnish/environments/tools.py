@@ -41,8 +41,8 @@ class Tools(Environment):
 
     functions: dict[Annotated[str, Field(pattern=r"\S")], str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
-    run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: pictures
-    and videos as such, all else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and
+    run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: images
+    and videos as such, all else as text. A keyword-only parameter images gets the images of the dialogue so far, and
     seed a number of this call. Of a class, an instance is made in that process and called."""
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Keyword arguments of classes among the functions, by the functions' names."""
@@ -131,11 +131,11 @@ class Tools(Environment):
 
     @cached_property
     def sees(self) -> bool:
-        """Whether a function gets the pictures of the dialogue."""
+        """Whether a function gets the images of the dialogue."""
         return any(takes(load_object(path, "tool"), "images") for path in self.functions.values())
 
     def answer(self, call: Call, images: Sequence[Image] = (), seed: int = 0) -> list[Result]:
-        """The result of one call, as texts and pictures, or what is wrong with it."""
+        """The result of one call, as texts and images, or what is wrong with it."""
         if call.problem:
             return [f"error: {call.problem}"]
         if call.name not in self.functions:
@@ -157,7 +157,7 @@ class ToolProcess:
         self._server: Server | None = None
 
     def call(self, name: str, arguments: Mapping[str, Any], images: Sequence[Image], seed: int) -> list[Result]:
-        """What a function returned, as texts, pictures and videos, or why it did not.
+        """What a function returned, as texts, images and videos, or why it did not.
 
         Args:
             name: of the function.

@@ -64,8 +64,8 @@ class SanityCheck:
     """Questions whose right answer is known; see ``burnish.evaluation.sanity_checks``."""
 
     kind: Literal["written", "colours", "clauses", "answers", "pairs"]
-    """How they are made: written draws the prompts' answers; colours paints plain pictures; clauses asks about an
-    empty picture in GenEval's words; answers gives answers of the suite to their own and to other prompts; pairs are
+    """How they are made: written draws the prompts' answers; colours paints plain images; clauses asks about an
+    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts; pairs are
     yours."""
     scorers: list[str] = Field(default_factory=list)
     """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
@@ -73,7 +73,7 @@ class SanityCheck:
     form: str = "{}"
     """answers: what a response looks like, with {} in the place of the answer."""
     records: list[dict[str, Any]] = Field(default_factory=list)
-    """pairs: records as the suite's prompts are, each with right and wrong: files of pictures, or responses."""
+    """pairs: records as the suite's prompts are, each with right and wrong: files of images, or responses."""
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:

@@ -1,4 +1,4 @@
-"""Raises alarms: says what has moved in the log at once, keeps pictures or responses of then and now, and decides what
+"""Raises alarms: says what has moved in the log at once, keeps images or responses of then and now, and decides what
 is done about it."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from burnish.utils.json_text import flattened
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
-SAMPLES = "val/samples"  # generated pictures, clips and sounds
+SAMPLES = "val/samples"  # generated images, clips and sounds
 CODE = "    "  # before lines that Markdown is to show as they are
 
 # what ClearML would record by itself: calls of other libraries, and the remote of a repository, which may have a token
@@ -88,7 +88,7 @@ class Library(ABC):
 
 
 def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> Any:
-    """What was generated, as a picture, clip or sound of W&B, SwanLab or Trackio; None for a response."""
+    """What was generated, as an image, clip or sound of W&B, SwanLab or Trackio; None for a response."""
     file, caption = file_of(sample), caption_of(sample)
     if file is None:
         return None

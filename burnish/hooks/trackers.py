@@ -140,7 +140,7 @@ class Trackers(Beside):
         self.outcome = "finished" if self.last >= self.steps else "stopped"
 
 
-LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
+LARGEST = 32 << 20  # bytes of an image, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
 
 Kind = Literal["picture", "clip", "sound"]
@@ -186,7 +186,7 @@ def output_of(sample: Sample) -> str:
 
 
 def caption_of(sample: Sample) -> str:
-    """One line below a picture."""
+    """One line below an image."""
     return f"{'missing' if sample.reward is None else f'{sample.reward:.4g}'} | {sample.prompt}"
 
 

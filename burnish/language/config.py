@@ -69,7 +69,7 @@ class LanguageConfig(RunConfig):
     model: LanguageModelOptions
     """Which network is trained, and how much of it."""
     data: LanguageDataOptions
-    """Training and validation questions, with their pictures and right answers."""
+    """Training and validation questions, with their images and right answers."""
     algorithm: Annotated[Algorithm, Choice("language algorithm")]
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, Annotated[LanguageReward, Choice("language reward")]]

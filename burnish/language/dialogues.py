@@ -125,17 +125,17 @@ class Dialogues(ResponseEngine):
         return rows
 
     def _read(self, observation: Observation, encode: Callable[[], Encoded], *key: Any) -> Encoded | str:
-        """What an environment says as tokens; or why they can't be had: a picture 300 times as long as it is wide."""
+        """What an environment says as tokens; or why they can't be had: an image 300 times as long as it is wide."""
         try:
             return self._said.get((*key, _fingerprint(observation)), encode) if key else encode()
         except Exception as error:
-            own = isinstance(error, UserError)  # of the template, or of all pictures
+            own = isinstance(error, UserError)  # of the template, or of all images
             if observation.prompt is None and (own or not (observation.pictures or observation.videos)):
                 raise
             return _reason(ValueError(f"the model can't read what it shows: {error}"))
 
     def _written(self, row: DialogueRow) -> Encoded:
-        """A conversation as the template writes it, with pictures and videos behind those of the prompt."""
+        """A conversation as the template writes it, with images and videos behind those of the prompt."""
         shown = decoded(row.prompt, self.model.audio_rate)
         so_far = Shown([*shown.images, *row.pictures], [*shown.videos, *map(_whole, row.videos)], shown.audios)
         return self.model.encode(row.chat, so_far, row.prompt.told(self.tools))
@@ -291,7 +291,7 @@ class DialogueRow:
     conversation: Encoded  # what is answered next; rows that begin alike share one object
     chat: list[dict[str, Any]]  # the same as messages, kept where the template writes it anew for every turn
     episode: Any = None  # None where there is nothing to wait for any more
-    opened: int = 0  # pictures and videos of the opening that are the environment's
+    opened: int = 0  # images and videos of the opening that are the environment's
     media: tuple[Media, ...] = ()  # those that are the prompt's
     computed: Past = field(default_factory=Past)
     past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew

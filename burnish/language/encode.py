@@ -101,7 +101,7 @@ class Encoder:
 def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
     """Tokens of prompts with what they show and play, shared out over ranks.
 
-    Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
+    Images are not decoded where a processor tells their tokens from their size; of others nothing is kept.
     """
 
     def length(prompt: Prompt) -> int:
@@ -112,7 +112,7 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
 
 
 def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
-    """Tokens of a prompt with its pictures, of which only the sizes are read; None where that doesn't tell."""
+    """Tokens of a prompt with its images, of which only the sizes are read; None where that doesn't tell."""
     if prompt.videos or prompt.audios:
         return None
     with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded

@@ -111,7 +111,7 @@ class LanguageEvaluation(Evaluation):
 
 
 def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
-    """Keep what a question shows and plays, and the pictures that come after it; names of the files."""
+    """Keep what a question shows and plays, and the images that come after it; names of the files."""
     shown = [*(picture for _, picture in prompt_pictures(prompt)), *after]
     with writing(folder):
         for number, picture in enumerate(shown):

@@ -1,5 +1,5 @@
 """Responses from files, and what people said of them: which of two they prefer, how they score one, which steps are
-right; of pictures that were drawn for prompts, too."""
+right; of images that were drawn for prompts, too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResponseRecord:
     target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
     margin: tuple[float, ...] = ()  # [H]
     ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
-    asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
+    asked: tuple[Prompt, ...] = ()  # of records of images: the question about each, which has no response
     # of a response with scores
     scores: tuple[float, ...] = ()  # NaN where one is missing
     tokens: tuple[int, ...] | None = None  # as it was sampled; None: as its text is tokenized, with its end
@@ -88,7 +88,7 @@ def read_records(files: Any, options: LanguageDataOptions, needs: LanguageNeeds)
 
     For reward models, ``comparisons``: pairs as for DPO, with ``tie: true``, ``preference`` (chosen, rejected or tie,
     or one of them by head) and ``margin`` (a number, or one by head) where they have them. ``scores``: a response with
-    its score, or its scores by head. With a question both have pictures in place of responses, as ``drawn`` reads them.
+    its score, or its scores by head. With a question both have images in place of responses, as ``drawn`` reads them.
     ``steps``: a list of steps with as many needs.
 
     For algorithms that sample, in place of prompts: a response with its scores (data.scores), and where they are known
@@ -123,7 +123,7 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
             raise ValueError("has messages that begin with the assistant's: it answers nothing")
         message = conversation.messages[i]
         if any(part.kind != "text" for part in message.parts):
-            raise ValueError("has a message of the assistant with a picture; a response must be text only")
+            raise ValueError("has a message of the assistant with an image; a response must be text only")
         _check_text(message)
         prompt = prompt_of(record, conversation, conversation.messages[:i], options)
         yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
@@ -346,17 +346,17 @@ TEXT = ("prompt", "text", "caption")
 def drawn(
     record: Record, options: LanguageDataOptions, question: str, holds: Pictures
 ) -> tuple[Prompt, tuple[Prompt, ...]]:
-    """All that a record shows, and the question about each of its pictures, behind those that its prompt begins from.
+    """All that a record shows, and the question about each of its images, behind those that its prompt begins from.
 
     Args:
-        record: a prompt with its picture, or with ``chosen`` and ``rejected``, under the keys that generators' data
+        record: a prompt with its image, or with ``chosen`` and ``rejected``, under the keys that generators' data
             have them.
-        options: under which key it has its prompt, and of which size pictures are shown.
+        options: under which key it has its prompt, and of which size images are shown.
         question: a text with ``{prompt}`` in it.
-        holds: single pictures or pairs.
+        holds: single images or pairs.
 
     Raises:
-        ValueError: something is missing, has the wrong type, or both pictures are the same.
+        ValueError: something is missing, has the wrong type, or both images are the same.
     """
     key, value = asked(record.values, TEXT, options.prompt_key)
     if not key:
@@ -369,12 +369,12 @@ def drawn(
         path = shows.get("path") if isinstance(shows, Mapping) else shows
         if is_clip(shows) or (isinstance(path, str) and path.lower().endswith(".gif")):
             raise ValueError(  # it would be judged by its first frame, if at all
-                f"{name!r} is {shown(shows)}: algorithm.question is asked about single pictures; give a frame of each "
+                f"{name!r} is {shown(shows)}: algorithm.question is asked about single images; give a frame of each "
                 "clip (as a reward, the model then scores clips by their frames)"
             )
     pictures = [picture_at(record, usual) for usual in KEYS[holds]]
     if len(pictures) == 2 and pictures[0] == pictures[1]:
-        raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
+        raise ValueError("has the same image as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
     fit = fit_of(options)
     begun = () if before is None else all_of(before, "image", record.folder)

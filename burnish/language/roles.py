@@ -205,7 +205,7 @@ class LanguageRoles(TrainedRoles):
         return TokenScores(logprob, entropy), value
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
-        # layers of a vision tower are no blocks: a rank without pictures does not run them
+        # layers of a vision tower are no blocks: a rank without images does not run them
         return list(self.model.layers(network))
 
     def _called_with(self, name: str) -> list[nn.Module]:

@@ -247,7 +247,7 @@ class Teachers:
 
 
 def privileged(prompt: Prompt, key: str) -> Prompt:
-    """A prompt whose last message says what the record has under a key; its pictures stay.
+    """A prompt whose last message says what the record has under a key; its images stay.
 
     Raises:
         UserError: the record has no such text.
@@ -286,7 +286,7 @@ def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) ->
                 privileged(prompt, teacher.prompt_key)
             if teacher.url is not None and (prompt.images or prompt.videos):
                 raise UserError(
-                    f"{prompt.name} has pictures or videos, but the teacher at {teacher.url} is sent tokens alone; "
+                    f"{prompt.name} has images or videos, but the teacher at {teacher.url} is sent tokens alone; "
                     "give its directory as path instead of url"
                 )
 

@@ -147,7 +147,7 @@ def grayscale_to_rgb(image: Tensor) -> Tensor:
 
 
 def pil_to_tensor(picture: Any) -> Tensor:
-    """Bytes [C, H, W] of a picture of PIL."""
+    """Bytes [C, H, W] of an image of PIL."""
     import numpy as np
 
     pixels = torch.from_numpy(np.array(picture))
@@ -155,7 +155,7 @@ def pil_to_tensor(picture: Any) -> Tensor:
 
 
 def to_pil_image(image: Tensor) -> Any:
-    """A picture of PIL of bytes [C, H, W], or of numbers from 0 to 1."""
+    """An image of PIL of bytes [C, H, W], or of numbers from 0 to 1."""
     from PIL import Image
 
     pixels = (image.mul(255).byte() if image.is_floating_point() else image).permute(1, 2, 0).cpu().numpy()
@@ -286,7 +286,7 @@ VIDEOS = "video_processor"  # the attribute that transformers can't make without
 
 
 def class_without_videos(named: str) -> Any:
-    """A processor's class, but it takes pictures and text alone.
+    """A processor's class, but it takes images and text alone.
 
     It has the name and the module of the original, so that what saves it writes those.
 

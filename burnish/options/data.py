@@ -27,7 +27,7 @@ class RecordOptions:
     """Jinja template of the question's text, or a file of one (.jinja, .txt): the record's keys are its variables, and
     content is the text that the record has as its question. It runs in a sandbox. null takes that text as it is."""
     media_folder: str | None = None
-    """Folder that relative paths of pictures, videos and sounds begin at; null is the folder of the file."""
+    """Folder that relative paths of images, videos and sounds begin at; null is the folder of the file."""
     prompt_key: str | None = None
     """Key of the prompt or question, text or chat messages; null looks for prompt, text, caption, messages, and for
     language models also for question, problem, query. Dots lead into nested objects (extra_info.question)."""

@@ -157,7 +157,7 @@ class LanguageSupervisedOptions(SupervisedOptions):
 
 @options
 class LanguageDataOptions(OrderOptions, RecordOptions):
-    """Questions for training and validation, with their pictures and right answers."""
+    """Questions for training and validation, with their images and right answers."""
 
     train_files: str | list[str]
     """Records: .jsonl, .json (a list), .csv, .tsv, .parquet, .txt (a question a line), a folder of the datasets
@@ -168,10 +168,10 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     audios_key: str | None = None
     """Key of the sounds; null looks for audios and audio."""
     min_pixels: Count | None = None
-    """Fewest pixels of a picture (width x height): smaller ones are enlarged before the model's processor sees them;
+    """Fewest pixels of an image (width x height): smaller ones are enlarged before the model's processor sees them;
     null leaves that to the processor."""
     max_pixels: Count | None = None
-    """Most pixels of a picture: larger ones are made smaller, which saves vision tokens; null leaves it to the
+    """Most pixels of an image: larger ones are made smaller, which saves vision tokens; null leaves it to the
     processor."""
     video_fps: Positive | None = None
     """Frames per second that are taken of a video; null leaves the choice of frames to the processor."""
@@ -189,11 +189,11 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     train_batch_size: Count = 32
     """Prompts per rollout."""
     max_prompt_length: Tokens | None = None
-    """Longest question in tokens, pictures included; null sets no limit. Nothing is truncated."""
+    """Longest question in tokens, images included; null sets no limit. Nothing is truncated."""
     overlong: Literal["filter", "error"] = "error"
     """What to do with longer ones: filter leaves them out with a warning, error refuses to start."""
     workers: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
-    """Processes beside each one that samples or learns from data, which decode and process pictures, videos and sounds
+    """Processes beside each one that samples or learns from data, which decode and process images, videos and sounds
     ahead of their use; numbers stay the same. Each needs about 0.5 GiB. 0 reads them where they are used."""
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class TokenTeacher:
     url: str | None = None
     """Address of a server in place of path, http://HOST:PORT/v1: one that speaks OpenAI's protocol and returns
     prompt_logprobs, as vLLM does. It is sent tokens, so it has to serve a model with the student's tokenizer, and it
-    sees no pictures."""
+    sees no images."""
     served_as: Annotated[str | None, ReadIf("url")] = None
     """Name of the model on that server; null takes the first that it lists."""
     token_variable: Annotated[str | None, ReadIf("url")] = None

@@ -47,7 +47,7 @@ REMEDIES = (  # in the order of what they cost in speed
     Remedy("rollout.batch_size=64", "fewer responses are decoded at once: slower sampling", MADE, task=READS),
     Remedy("rollout.batch_size=16", "the same, and slower", MADE, task=READS),
     Remedy("rollout.vllm.sleep=true", "vLLM gives its memory back while the policy learns: a copy of its weights"),
-    Remedy("model.vae_tiling=true", "pictures are decoded in tiles: hardly any speed", MADE),
+    Remedy("model.vae_tiling=true", "images are decoded in tiles: hardly any speed", MADE),
     Remedy("model.offload=true", "text encoders and VAE rest in CPU memory: a copy of each before it is used"),
     Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
     Remedy("model.gradient_checkpointing=true", "about a third more computing in updates", LEARNED),

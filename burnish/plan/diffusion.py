@@ -41,7 +41,7 @@ class GeneratorHalf(Half):
             assembly.check_split_sequences()
 
     def made_up(self, count: int) -> dict[str, Any]:
-        """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
+        """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
         config = self.assembly.config
         members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[config.holds]
@@ -51,18 +51,18 @@ class GeneratorHalf(Half):
         return {"train_prompts": prompts, "pictures": pictures}
 
     def _prompts(self, count: int) -> Prompts:
-        """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
+        """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""
         config = self.assembly.config
         _, index = read_index(config.model)
         family = family_of(config.model, index)
-        # some pipelines take prompts alone by their signature, and fail without a picture
+        # some pipelines take prompts alone by their signature, and fail without an image
         for picture in (None, PICTURE) if config.data.images_key is None else (PICTURE, None):
             prompts = made_up_prompts(count, picture)
             with suppress(UserError):
                 family.check_inputs(index, config.rollout, prompts)
                 return prompts
         raise UserError(
-            f"no prompts can be made up for a {index.get('_class_name')}, which needs more than a picture; give "
+            f"no prompts can be made up for a {index.get('_class_name')}, which needs more than an image; give "
             "data.train_files"
         )
 
@@ -112,7 +112,7 @@ class GeneratorHalf(Half):
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
         for data in self.assembly.finished.values():
-            data.check()  # which ranks that learn from the same pictures rely on
+            data.check()  # which ranks that learn from the same images rely on
 
     @property
     def _waits(self) -> bool:
@@ -129,7 +129,7 @@ class GeneratorHalf(Half):
         return stored
 
     def _labelled(self, sample: Callable[[FlowJob], Any]) -> Callable[[FlowJob], Generator[Any]]:
-        """Samples of a job with what its trajectories are for, and only a corner of every picture."""
+        """Samples of a job with what its trajectories are for, and only a corner of every image."""
 
         def labelled(job: FlowJob) -> Generator[Any]:
             with closing(sample(job)) as parts:
@@ -207,7 +207,7 @@ def _in_some_form(model: Any) -> Callable[..., Any]:
 
 
 def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
-    """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
+    """How an image becomes a state, which is found by values that nobody knows; here it stays as it is."""
     shape, taken = tuple(model.initial_latents(request, 0).shape), []
 
     def take(latents: Tensor, *_: Any, **__: Any) -> None:
@@ -221,7 +221,7 @@ def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
 
 
 def _corner(sample: Any) -> Any:
-    """A corner of a picture, or of the frames of a clip: what is made of samples is no memory of a GPU."""
+    """A corner of an image, or of the frames of a clip: what is made of samples is no memory of a GPU."""
     if isinstance(sample, Clip):
         return replace(sample, frames=sample.frames[:, :CORNER, :CORNER])
     return sample[:CORNER, :CORNER] if isinstance(sample, np.ndarray) else sample

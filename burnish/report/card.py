@@ -131,7 +131,7 @@ def head(library: str, algorithm: str, what: Literal["lora", "merged"], base: st
 
 
 def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[str, Files]:
-    """The text of README.md and the pictures that it shows.
+    """The text of README.md and the images that it shows.
 
     Args:
         folder: of the run.

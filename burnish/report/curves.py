@@ -39,7 +39,7 @@ SECTIONS = TRAINED | {
     "timing_per_": "Time per sample",
 }
 ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
-DRAWN = 4  # charts of a picture: the reward and the first measures beside it
+DRAWN = 4  # charts of an image: the reward and the first measures beside it
 GREY = "#9a9a9a"
 EXPLAINED = {  # the first pattern that matches
     "actor/loss": "the loss; it need not fall in policy optimisation",

@@ -1,4 +1,4 @@
-"""Pictures, clips and sounds of a run, small enough for a page or a card. The folder may come from somebody else."""
+"""Images, clips and sounds of a run, small enough for a page or a card. The folder may come from somebody else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def embedded(folder: Path, names: Iterable[str]) -> dict[str, Embedded]:
 
 
 class Medium(NamedTuple):
-    """What a file holds: a picture is a frame, and a sound by itself has none."""
+    """What a file holds: an image is a frame, and a sound by itself has none."""
 
     frames: list[np.ndarray]  # uint8 [H, W, 3]
     rate: float  # of frames, per second
@@ -62,7 +62,7 @@ class Medium(NamedTuple):
 
 
 def read_medium(path: Path, most: int = FRAMES) -> Medium:
-    """The first frames of a picture or a clip, or the beginning of a sound."""
+    """The first frames of an image or a clip, or the beginning of a sound."""
     match path.suffix:
         case ".wav":
             with wave.open(str(path)) as file:
@@ -119,7 +119,7 @@ def _picture(frame: np.ndarray) -> Embedded:
 
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
-    """A picture as a file."""
+    """An image as a file."""
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
     return buffer.getvalue()
@@ -160,7 +160,7 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
 
 
 def still(path: Path) -> np.ndarray | None:
-    """A sample as one picture, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
+    """A sample as one image, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
     try:
         frames, _, sound = read_medium(path)
     except UNREADABLE:
@@ -171,6 +171,6 @@ def still(path: Path) -> np.ndarray | None:
 
 
 def png(path: Path) -> bytes | None:
-    """A picture of a prompt as a small PNG file; None if it can't be read."""
+    """An image of a prompt as a small PNG file; None if it can't be read."""
     picture = still(path)
     return None if picture is None else encoded(_smaller(picture), "PNG", optimize=True)

@@ -78,7 +78,7 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
 
 
 def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
-    """What was said when it was raised, how it stands, and pictures or responses of then and now."""
+    """What was said when it was raised, how it stands, and images or responses of then and now."""
     titles = ("the first update", f"update {raised.update}")
     files = [relative(folder.alarms_first.parent / name, folder) for name in raised.sheets]
     text = raised.text

@@ -124,7 +124,7 @@ def _notes(file: Path) -> str:
 
 
 def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
-    """The first sample of the newest validation: its file, or the response with the picture of its prompt."""
+    """The first sample of the newest validation: its file, or the response with the image of its prompt."""
     newest = max(folder.validations(), default=0)
     sample = next(iter(read_samples(folder.validation(newest)).values()), None)
     if sample is None:

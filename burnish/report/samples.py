@@ -55,7 +55,7 @@ class Sample(TokenFields):
 
     @property
     def picture(self) -> Path:
-        """File of a picture, a clip or a sound; does not exist for a response."""
+        """File of an image, a clip or a sound; does not exist for a response."""
         return self.media / Path(self.file or f"{self.index:03d}-{self.sample:02d}.png").name
 
     @property

@@ -302,11 +302,11 @@ class FrameOptions:
 class Reward(AnyReward):
     """Base of rewards on what a generator draws. A subclass is a dataclass of its own options, registered by name.
 
-    It scores pictures, unless ``reads`` names something else. A reward on pictures scores a clip by its frames.
+    It scores images, unless ``reads`` names something else. A reward on images scores a clip by its frames.
     """
 
     judged: ClassVar[str] = "pictures"
-    reads: ClassVar[tuple[Kind, ...]] = ("image",)  # what ``score`` takes: pictures, whole clips, sounds
+    reads: ClassVar[tuple[Kind, ...]] = ("image",)  # what ``score`` takes: images, whole clips, sounds
 
     frames: FrameOptions | None = None
     """Frames of a clip that are scored, and how their values make one; null takes the mean over 8 evenly spaced frames,
@@ -319,10 +319,10 @@ class Reward(AnyReward):
         return self
 
     def check_size(self, prompts: Sequence[Prompt], height: int, width: int) -> None:
-        """Check that pictures of a size can be scored, in pixels, before anything is sampled.
+        """Check that images of a size can be scored, in pixels, before anything is sampled.
 
         Raises:
-            UserError: with a prompt that such pictures are too small for.
+            UserError: with a prompt that such images are too small for.
         """
 
     def refusal(self, drawn: Kind) -> str:
@@ -345,15 +345,15 @@ class Reward(AnyReward):
 
     @abstractmethod
     def score(self, images: Sequence[Any], prompts: Sequence[Prompt]) -> list[Score]:
-        """Score pictures.
+        """Score images.
 
         Args:
             images: uint8 arrays [H, W, 3], RGB, whose sizes may differ; where ``reads`` names others, clips and sounds
                 as in ``burnish.types.samples``.
-            prompts: of each picture.
+            prompts: of each image.
 
         Returns:
-            One score per picture; one that can't be scored has the value None, and the reason as its note.
+            One score per image; one that can't be scored has the value None, and the reason as its note.
         """
 
     def __call__(
@@ -403,8 +403,8 @@ class Reward(AnyReward):
         """The reward with gradients, for algorithms that need them; optional.
 
         Args:
-            pictures: [B, 3, H, W] RGB in [0, 1], on any device; clips, where ``reads`` names them, are [B, F, 3, H, W].
-            prompts: of each picture.
+            images: [B, 3, H, W] RGB in [0, 1], on any device; clips, where ``reads`` names them, are [B, F, 3, H, W].
+            prompts: of each image.
 
         Returns:
             [B]. It may differ from ``score`` by the rounding of pixels to 8 bits.
@@ -412,7 +412,7 @@ class Reward(AnyReward):
         raise NotImplementedError
 
     def with_gradients(self, samples: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """``differentiable`` of pictures [B, 3, H, W] or clips [B, F, 3, H, W]: [B]."""
+        """``differentiable`` of images [B, 3, H, W] or clips [B, F, 3, H, W]: [B]."""
         if samples.ndim == 4 or self._takes_whole_clips:
             return self.differentiable(samples, prompts)
         frames = samples[:, self._frames.chosen(samples.shape[1])]

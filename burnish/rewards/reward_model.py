@@ -42,7 +42,7 @@ class RewardModel(HeadOptions, LanguageReward):
     with AutoModelForSequenceClassification weights and a tokenizer. Without a chat template, the latter reads prompt
     and response as a pair of texts."""
     media: Literal["refuse", "leave_out"] = "refuse"
-    """Prompts with pictures, videos or sounds that the model can't read: refuse them, or leave_out the media. A reward
+    """Prompts with images, videos or sounds that the model can't read: refuse them, or leave_out the media. A reward
     model of Burnish that sees reads them, unless they are left out."""
     steps: Literal["min", "mean", "last", "product", "each"] = "min"
     """How the values of steps become one, where the model judges every step. each gives a step its value where it ends,
@@ -54,7 +54,7 @@ class RewardModel(HeadOptions, LanguageReward):
 
     def unfit(self, prompt: Prompt) -> str:
         unread = prompt.media and self.media == "refuse" and not (self._is_ours and sees(self.folder()))
-        return "the model can't read its pictures; set media=leave_out to score the text alone" if unread else ""
+        return "the model can't read its images; set media=leave_out to score the text alone" if unread else ""
 
     def _check_heads(self) -> None:
         """Refuse options about heads and steps that the model does not have."""
@@ -68,7 +68,7 @@ class RewardModel(HeadOptions, LanguageReward):
         about = self._about()
         if about.question:
             raise UserError(
-                f"path of reward reward_model is {self.path}, which judges pictures that were drawn for a prompt, and "
+                f"path of reward reward_model is {self.path}, which judges images that were drawn for a prompt, and "
                 "no responses; it is a reward of generators"
             )
         if self.steps != "min" and not about.separator:
@@ -116,18 +116,18 @@ class RewardModel(HeadOptions, LanguageReward):
 
 @register("flow reward", "reward_model")
 class PictureRewardModel(HeadOptions, Reward):
-    """What a reward model that was trained on pictures for prompts (algorithm.question) makes of a picture."""
+    """What a reward model that was trained on images for prompts (algorithm.question) makes of an image."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
         if not is_reward_model(self.folder()):
             raise UserError(
                 f"path of reward {self.name} is {self.path!r}, which has no heads that Burnish trained; train a model "
-                "that sees with algorithm=bradley_terry and algorithm.question on pairs of pictures, and export it"
+                "that sees with algorithm=bradley_terry and algorithm.question on pairs of images, and export it"
             )
         if not self._about().question or not sees(self.folder()):
             raise UserError(
-                f"path of reward {self.name} is {self.path!r}, which was trained to judge responses, and no pictures; "
+                f"path of reward {self.name} is {self.path!r}, which was trained to judge responses, and no images; "
                 "train one with algorithm.question"
             )
 

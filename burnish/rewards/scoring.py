@@ -360,7 +360,7 @@ class Collector:
 
         Args:
             rows: where they belong.
-            samples: pictures, clips, sounds or responses.
+            samples: images, clips, sounds or responses.
             inputs: what else rewards may ask for, by name; the same names each time.
         """
         for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
 """Comparisons within a prompt: which samples are the best and the worst, and losses on pairs and groups.
 
-A flow model has no log-prob at hand; the matching error of a picture, noised with the same noise for all that is
+A flow model has no log-prob at hand; the matching error of an image, noised with the same noise for all that is
 compared, stands in for it: log pi - log pi_ref is -(error - reference error) / 2 up to a factor.
 """
 

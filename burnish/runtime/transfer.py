@@ -74,7 +74,7 @@ class PromptNumbers:
 
 
 def _embeds(prompt: Prompt) -> bool:
-    """Whether pictures, videos or sounds are in the prompt itself."""
+    """Whether images, videos or sounds are in the prompt itself."""
     media = (*prompt.media, *(one for _, one in prompt.inputs))
     return any(one.data is not None or one.frames for one in media)
 
@@ -159,7 +159,7 @@ class Lying:
 
 @dataclass(frozen=True, eq=False)
 class Content(Unread):
-    """The bytes of a picture, a video or a sound inside of a prompt, read by whoever uses that prompt."""
+    """The bytes of an image, a video or a sound inside of a prompt, read by whoever uses that prompt."""
 
     array: np.ndarray  # uint8
 

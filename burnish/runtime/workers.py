@@ -254,7 +254,7 @@ class PooledScorer(Scorer):
     def submit(  # type: ignore[override]
         self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
     ) -> Call:
-        """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
+        """Start judging samples: images, uint8 [H, W, 3] each, or responses."""
         rank = self._next % len(self._actors)
         self._next += 1
         call = self._actors[rank].call.options(name="score")

@@ -69,7 +69,7 @@ class Assembly:
     match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
     prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
     read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
-    media: Callable[[], Iterator[tuple[str, Media]]]  # pictures and videos of the data, each with where it is named
+    media: Callable[[], Iterator[tuple[str, Media]]]  # images and videos of the data, each with where it is named
     dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
     trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
     weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
@@ -289,7 +289,7 @@ class Assembly:
         }
 
     def unfit(self, width: int, height: int) -> str:
-        """Why the model can't take a picture of this size; empty where it can."""
+        """Why the model can't take an image of this size; empty where it can."""
         return ""
 
     def check_data(self) -> None:

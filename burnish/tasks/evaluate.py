@@ -316,7 +316,7 @@ def run_anew(suites: Sequence[Evaluation], target: Path | None, *, source: str) 
 
 
 def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
-    """What a prompt shows, each with a name: its pictures, some frames of its videos, and its further inputs.
+    """What a prompt shows, each with a name: its images, some frames of its videos, and its further inputs.
 
     What it plays is not among them.
     """

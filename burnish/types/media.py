@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds by reference: where they come from, and a digest of the content. Imports no torch."""
+"""Images, videos and sounds by reference: where they come from, and a digest of the content. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ CHECKED_RATE = 16000  # samples per second at which a sound is decoded to see wh
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How pictures and videos are made smaller or larger before a model's processor sees them; None leaves them."""
+    """How images and videos are made smaller or larger before a model's processor sees them; None leaves them."""
 
-    min_pixels: int | None = None  # of a picture
+    min_pixels: int | None = None  # of an image
     max_pixels: int | None = None
     fps: float | None = None  # frames per second of a video
     max_frames: int | None = None
@@ -59,11 +59,11 @@ class Fit:
         return self.fps is not None or self.max_frames is not None
 
     def picture(self, picture: Image) -> Image:
-        """A picture with pixels within the limits, its shape kept."""
+        """An image with pixels within the limits, its shape kept."""
         return _resized(picture, self.min_pixels, self.max_pixels)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of what ``picture`` makes of a picture of this size."""
+        """Width and height of what ``picture`` makes of an image of this size."""
         return _fitted(width, height, self.min_pixels, self.max_pixels)
 
     def frame(self, frame: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ TURNS = (b"eXIf", b"exif", b"Exif", b"xmp")  # without any of these a PNG file h
 
 
 class Header(NamedTuple):
-    """What a picture's file tells without being decoded."""
+    """What an image's file tells without being decoded."""
 
     width: int  # after its EXIF rotation
     height: int
@@ -104,7 +104,7 @@ _headers: dict[str, Header] = {}  # by digest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Media:
-    """One picture, one video or one sound. Two are equal when their content is, wherever it is stored.
+    """One image, one video or one sound. Two are equal when their content is, wherever it is stored.
 
     It is decoded when it is needed, never before: a prompt travels as a reference.
     """
@@ -145,7 +145,7 @@ class Media:
 
     @classmethod
     def array(cls, pixels: np.ndarray) -> Media:
-        """A picture, uint8 [H, W], [H, W, 3] or [H, W, 4]; stored as PNG, which is lossless.
+        """An image, uint8 [H, W], [H, W, 3] or [H, W, 4]; stored as PNG, which is lossless.
 
         Raises:
             ValueError: the array has another type or shape.
@@ -154,7 +154,7 @@ class Media:
 
         shown = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
         if pixels.dtype.name != "uint8" or not shown or 0 in pixels.shape:
-            raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is not a picture; give uint8 [H, W, 3]")
+            raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is not an image; give uint8 [H, W, 3]")
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, format="PNG")
         return cls.encoded(buffer.getvalue())
@@ -185,7 +185,7 @@ class Media:
 
     @classmethod
     def movie(cls, frames: Sequence[Media], fps: float = DEFAULT_FPS) -> Media:
-        """A video given as pictures."""
+        """A video given as images."""
         content = f"{fps}" + "".join(frame.digest for frame in frames)
         return cls(kind="video", digest=digest_of(content.encode()), frames=tuple(frames), fps=fps)
 
@@ -197,7 +197,7 @@ class Media:
         return self.data if self.data is not None else Path(str(self.path)).read_bytes()
 
     def image(self) -> Image:
-        """The picture in RGB, rotated by its EXIF orientation.
+        """The image in RGB, rotated by its EXIF orientation.
 
         Raises:
             OSError: it can't be read or decoded.
@@ -244,7 +244,7 @@ class Media:
         return np.stack(frames), fps * len(frames) / total
 
     def check(self) -> None:
-        """Check that this is a picture, a video or a sound, without decoding all of it.
+        """Check that this is an image, a video or a sound, without decoding all of it.
 
         Raises:
             OSError, ImportError, ValueError: as ``image``, ``video`` and ``audio``.
@@ -260,7 +260,7 @@ class Media:
             check_video(self.read())
 
     def size(self) -> tuple[int, int]:
-        """Width and height of a picture as ``image`` gives it, by its header alone.
+        """Width and height of an image as ``image`` gives it, by its header alone.
 
         Raises:
             OSError: it can't be read.
@@ -269,7 +269,7 @@ class Media:
         return self.fit.size(header.width, header.height)
 
     def header(self) -> Header:
-        """Of a picture; equal ones are looked at once.
+        """Of an image; equal ones are looked at once.
 
         Raises:
             OSError: it can't be read.
@@ -313,7 +313,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _header(data: bytes) -> Header:
-    """Of a picture in a file."""
+    """Of an image in a file."""
     with open_picture(io.BytesIO(data)) as opened:
         (width, height), kind = opened.size, str(opened.format)
         if kind == "PNG" and not any(mark in data for mark in TURNS):
@@ -346,7 +346,7 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
 
 
 def _resized(picture: Image, least: int | None, most: int | None) -> Image:
-    """A picture within bounds of its number of pixels, its shape kept up to rounding."""
+    """An image within bounds of its number of pixels, its shape kept up to rounding."""
     from PIL.Image import Resampling
 
     size = _fitted(picture.width, picture.height, least, most)

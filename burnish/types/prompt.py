@@ -22,7 +22,7 @@ CALL = 128  # bytes around the call of a tool
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a message: text, or the position of the next picture, video or sound."""
+    """A part of a message: text, or the position of the next image, video or sound."""
 
     kind: Literal["text", "image", "video", "audio"]
     text: str = ""
@@ -166,7 +166,7 @@ class Prompt:
 
 
 def about_media(text: str, images: tuple[Media, ...], videos: tuple[Media, ...] = ()) -> Prompt:
-    """A question about pictures and videos, which come before it."""
+    """A question about images and videos, which come before it."""
     parts = (*(Part("image") for _ in images), *(Part("video") for _ in videos), Part("text", text))
     return Prompt(text=text, messages=(Message("user", parts),), images=images, videos=videos)
 

@@ -262,7 +262,7 @@ class ForUpdate(Batch):
 
     @property
     def lengths(self) -> Lengths | None:
-        """In tokens; None for pictures."""
+        """In tokens; None for images."""
         return None
 
 
@@ -284,7 +284,7 @@ class Rollouts(ForUpdate):
 
 @dataclass(kw_only=True)
 class Scored(Rollouts):
-    """Sampled pictures with rewards."""
+    """Sampled images with rewards."""
 
     trace: Denoising
 
@@ -321,12 +321,12 @@ class ScoredResponses(Rollouts):
 
 @dataclass(kw_only=True)
 class OfflineSamples(ForUpdate):
-    """Pictures from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
+    """Images from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
 
     conditioning: Gathered[Conditioning]
     latents: Tensor  # [B, M, ...]
     noised: Tensor = None  # type: ignore[assignment]  # [B, ...] of every member, as ``all_noised`` where not given
-    uid: list[str]  # [B] hash of the picture or the pair: with seed and update it seeds every draw
+    uid: list[str]  # [B] hash of the image or the pair: with seed and update it seeds every draw
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps that the policy samples with
 
     def __post_init__(self) -> None:
@@ -380,7 +380,7 @@ class RemoteBatch:
     """A batch that the trainer ranks hold; the driver knows its size only."""
 
     rows: int
-    lengths: Lengths | None  # of every response, in tokens; None for pictures
+    lengths: Lengths | None  # of every response, in tokens; None for images
     version: int
     metrics: dict[str, float]  # of its samples
 

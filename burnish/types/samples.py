@@ -1,4 +1,4 @@
-"""Samples: the pictures, clips and sounds that a generator draws, statistics of these and of responses, and how their
+"""Samples: the images, clips and sounds that a generator draws, statistics of these and of responses, and how their
 rewards were computed. Rewards and reports import it: no torch."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Clip:
         return float(len(self.frames) / self.fps)
 
 
-Sample = Union["np.ndarray", Clip, Sound]  # a picture is uint8 [H, W, 3]
+Sample = Union["np.ndarray", Clip, Sound]  # an image is uint8 [H, W, 3]
 
 
 def kind(sample: Sample) -> Kind:

@@ -33,7 +33,7 @@ def keep_freed_memory() -> bool:
 def grow_segments() -> bool:
     """Have PyTorch take a GPU's memory in segments that grow, before the first tensor is there.
 
-    Gaps in segments of fixed sizes are lost to tensors of other sizes: sequences and pictures vary, and the shards of
+    Gaps in segments of fixed sizes are lost to tensors of other sizes: sequences and images vary, and the shards of
     many small weights lie between them. Where the environment says how PyTorch is to allocate, that holds.
 
     Returns:

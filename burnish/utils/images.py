@@ -38,7 +38,7 @@ def grid(
     Those of another shape than the first one are fitted into its size.
 
     Args:
-        pictures: uint8, [H, W] or [H, W, 3].
+        images: uint8, [H, W] or [H, W, 3].
         columns: images per row.
         labels: text to the left of each row.
         verdicts: a blue frame for True, a vermilion one for False, none for None.
@@ -76,7 +76,7 @@ def strip(frames: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def waveform(samples: np.ndarray) -> np.ndarray:
-    """A picture uint8 [WAVE_HEIGHT, WAVE_WIDTH, 3] of a sound [channels, N] in [-1, 1]: its loudness over time."""
+    """An image uint8 [WAVE_HEIGHT, WAVE_WIDTH, 3] of a sound [channels, N] in [-1, 1]: its loudness over time."""
     edges = np.arange(WAVE_WIDTH + 1) * samples.shape[1] // WAVE_WIDTH
     parts = [samples[:, start : max(end, start + 1)] for start, end in pairwise(edges)]
     low, high = (np.array([pick(part) for part in parts]) for pick in (np.min, np.max))

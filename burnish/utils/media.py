@@ -1,4 +1,4 @@
-"""Reading pictures, videos and sounds that came from somewhere: no program is started for one, and nothing but the
+"""Reading images, videos and sounds that came from somewhere: no program is started for one, and nothing but the
 given bytes is opened."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 2**26
-DEEPEST = 2**16 - 1  # value of a picture of 16 bits
+DEEPEST = 2**16 - 1  # value of an image of 16 bits
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Refuse a picture that would take gigabytes of memory, by its header alone.
+    """Refuse an image that would take gigabytes of memory, by its header alone.
 
     Raises:
         OSError: it has too many pixels.
@@ -37,7 +37,7 @@ def open_picture(file: Any) -> Image:
     """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
 
     Raises:
-        OSError: it is no picture, PostScript, or has too many pixels.
+        OSError: it is no image, PostScript, or has too many pixels.
     """
     from PIL import Image
 
@@ -54,7 +54,7 @@ def open_picture(file: Any) -> Image:
 
 
 def of_array(values: Any) -> Image:
-    """An array [H, W] or [H, W, colours] as a picture. Whole numbers up to 255 are of 8 bits, whatever their type.
+    """An array [H, W] or [H, W, colours] as an image. Whole numbers up to 255 are of 8 bits, whatever their type.
 
     Raises:
         OSError, TypeError, ValueError: it is none.
@@ -84,18 +84,18 @@ def of_frames(values: Any) -> Any:
 
 
 def as_shown(picture: Image) -> Image:
-    """A picture that has pixels, in 8 bits per colour; see ``as_rgb``.
+    """An image that has pixels, in 8 bits per colour; see ``as_rgb``.
 
     Raises:
         OSError: it has none, or as ``as_rgb``.
     """
     if not picture.width or not picture.height:
-        raise OSError(f"a picture of {picture.width} x {picture.height} pixels has nothing to show")
+        raise OSError(f"an image of {picture.width} x {picture.height} pixels has nothing to show")
     return as_rgb(picture)
 
 
 def as_rgb(picture: Image) -> Image:
-    """A picture in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
+    """An image in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
 
     Raises:
         OSError: it holds fractions, or more than 16 bits, of which nobody knows what is white.
@@ -320,7 +320,7 @@ class Spool:
             except OSError as error:
                 raise UserError(
                     f"pictures inside of records are kept in a file in {tempfile.gettempdir()}, which can't be "
-                    f"written: {error}; free space there, set TMPDIR to another folder, or give the pictures as files"
+                    f"written: {error}; free space there, set TMPDIR to another folder, or give the images as files"
                 ) from None
             start, self._end = self._end, self._end + written
             return Spooled(self, start, written)

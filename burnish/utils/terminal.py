@@ -39,7 +39,7 @@ def cut(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def counted(number: int, plural: str) -> str:
-    """How many there are of something: 1 picture, 5,760 pictures."""
+    """How many there are of something: 1 image, 5,760 images."""
     return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
 
 

@@ -26,7 +26,7 @@ def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
     assert told.rows["Read exactly right"] == ["52.8 %", "90.5 %", "+37.7", "94.8 %"]
     assert told.rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
     assert told.rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
-    assert "30 policy updates of 8 prompts × 12 pictures: 2 880 pictures" in told.text
+    assert "30 policy updates of 8 prompts × 12 images: 2 880 images" in told.text
     line = told.data["curves"]["charts"][0]["series"][-1]
     assert (line["name"], line["x"], line["y"][-1]) == ("validation", [0, 10, 20, 30], 0.965)
     assert "0.772 to 0.965" in told.said["gained"]

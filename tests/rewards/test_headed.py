@@ -124,7 +124,7 @@ def test_editreward_asks_each_head_its_own_question():
         (score,) = reward("editreward", pool=pool).score([edited], [prompt])
         assert score.value == pytest.approx(pooled, abs=1e-4)
     assert [score.numbers[f"head_{i}"] for i in range(2)] == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(ValueError, match="no picture"):
+    with pytest.raises(ValueError, match="no image"):
         reward("editreward").check([CAT])
 
 

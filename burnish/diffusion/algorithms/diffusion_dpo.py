@@ -1,4 +1,4 @@
-"""Diffusion-DPO: preferences between pictures (Wallace et al. 2023, arXiv:2311.12908), of flow-matching models."""
+"""Diffusion-DPO: preferences between images (Wallace et al. 2023, arXiv:2311.12908), of flow-matching models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @register("flow algorithm", "diffusion_dpo")
 class DiffusionDPO(ForwardProcess):
-    """Prefer one picture to another, more than the reference does; noise and time are those of the pair."""
+    """Prefer one image to another, more than the reference does; noise and time are those of the pair."""
 
     online: bool = True
     """Compare the best and the worst of a group of own samples; false learns from the pairs in data.train_files."""

@@ -36,7 +36,7 @@ class Distill(Algorithm):
     )
     """Whom to learn from, each with path, lora, guidance_scale and weight; losses are summed by weight."""
     transition: Literal["ode", "sde", "cps", "dance"] = "ode"
-    """What a recorded step of the rollout is; ode is deterministic, as pictures are drawn later."""
+    """What a recorded step of the rollout is; ode is deterministic, as images are drawn later."""
     noise_level: Annotated[Positive, ReadIf("transition", "sde", "cps", "dance")] = 0.7
     """Strength of the noise of a stochastic step, in the units of its transition; ode never reads it."""
     kl_form: Annotated[

@@ -42,7 +42,7 @@ class Draft(Algorithm):
     last: Annotated[Count | None, ReadIf("kind", "refl")] = None
     """refl: end of the steps that may be drawn, exclusive; null means all."""
     ceiling: Finite | None = None
-    """Nothing is learned from pictures whose reward is above this (ReFL's hinge); null has no ceiling."""
+    """Nothing is learned from images whose reward is above this (ReFL's hinge); null has no ceiling."""
     kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the reference's velocity along those steps; 0 needs no reference."""
     recompute: bool = False

@@ -1,4 +1,4 @@
-"""What algorithms on the forward process have in common: finished pictures are noised again, at drawn noise levels."""
+"""What algorithms on the forward process have in common: finished images are noised again, at drawn noise levels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @options
 class ForwardProcess(Algorithm):
-    """Base of algorithms that learn from finished pictures at noise levels of their own choice."""
+    """Base of algorithms that learn from finished images at noise levels of their own choice."""
 
     train_timesteps: Count = 4
     """Noise levels that each sample is trained at, drawn anew at every update."""

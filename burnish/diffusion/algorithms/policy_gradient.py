@@ -142,7 +142,7 @@ class StepCorrection(RolloutCorrection):
     """What happens where sampler and trainer disagree about a step: weights that correct it, and rejection."""
 
     measure: Literal["joint", "mean"] = "joint"
-    """joint: the ratio of a step is the probability ratio of the whole picture, the product over all elements of the
+    """joint: the ratio of a step is the probability ratio of the whole image, the product over all elements of the
     latent. mean: the geometric mean over the elements, as verl-omni takes it, which stays near 1 however far apart the
     policies are."""
 
@@ -153,7 +153,7 @@ class StepPolicyGradient(PolicyGradient):
 
     gates_kl = True
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
-    """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), DanceGRPO's SDE, or DDIM's (DDPO)."""
+    """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner images), DanceGRPO's SDE, or DDIM's (DDPO)."""
     noise_level: Positive = 0.7
     """Strength of the noise of a stochastic step, in the units of its transition; ddim: its eta, 1 at most."""
     logprob: Literal["published", "gaussian", "squared_error"] = "published"

@@ -1,4 +1,4 @@
-"""SFT: flow matching on pictures of the user (Lipman et al. 2022, arXiv:2210.02747), or on the best of the own ones."""
+"""SFT: flow matching on images of the user (Lipman et al. 2022, arXiv:2210.02747), or on the best of the own ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @register("flow algorithm", "sft")
 class SFT(ForwardProcess):
-    """Imitate pictures."""
+    """Imitate images."""
 
     online: bool = False
-    """Imitate the best of the own samples of a prompt (best-of-n); false imitates the pictures in data.train_files."""
+    """Imitate the best of the own samples of a prompt (best-of-n); false imitates the images in data.train_files."""
     best: Annotated[Count, ReadIf("online")] = 1
     """online: the N best samples of a prompt are imitated."""
     min_reward: Annotated[Finite | None, ReadIf("online")] = None
@@ -31,10 +31,10 @@ class SFT(ForwardProcess):
     """online: weigh each of them by exp(reward / this), relative to the others of its prompt (reward-weighted
     regression); null weighs all alike."""
     prompt_dropout: BelowOne = 0.0
-    """Share of the pictures that are learned without their prompt, so that guidance keeps something to steer away
+    """Share of the images that are learned without their prompt, so that guidance keeps something to steer away
     from."""
     train_timesteps: Count = 1
-    """Noise levels that each picture is trained at, drawn anew at every update."""
+    """Noise levels that each image is trained at, drawn anew at every update."""
     times: Literal["schedule", "uniform", "logit_normal"] = "logit_normal"
     """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
     middle (Stable Diffusion 3)."""

@@ -49,7 +49,7 @@ class DanceGRPO(FlowGRPO, advantage="dance_group"):
 
 @register("flow algorithm", "mix_grpo")
 class MixGRPO(FlowGRPO):
-    """Flow-GRPO in a window that moves from noise to picture; MixGRPO-Flash takes fewer steps after it (Li et al. 2025,
+    """Flow-GRPO in a window that moves from noise to image; MixGRPO-Flash takes fewer steps after it (Li et al. 2025,
     arXiv:2507.21802)."""
 
     window: Window = Field(default_factory=lambda: Window(kind="progressive", size=4, stride=1))

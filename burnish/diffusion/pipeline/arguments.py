@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
         "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
-PICTURES = ("image", "images", "input_images")  # arguments for the pictures of a prompt, of which a class has one
+PICTURES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
@@ -34,8 +34,8 @@ NEEDS_NEGATIVE = "EasyAnimate"  # pipelines that fail without a negative prompt
 EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
-CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
-DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
+CHANNELS = (1, 3, WITH_OPACITY)  # of images
+DECODED = 256 << 20  # bytes of decoded images and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
 SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
@@ -56,7 +56,7 @@ class Arguments:
         # without a negative prompt most take a default of their own; some leave guidance out, or fail
         self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
         self.sound_rate = SOUND_RATE
-        self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
+        self.signed = False  # whether images come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(
             DECODED, lambda pictures: sum(3 * picture.width * picture.height for picture in pictures)
@@ -147,7 +147,7 @@ class Arguments:
         return "sound" if heard else "image"
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that have pictures for a pipeline that takes none, or none for one that needs some.
+        """Refuse prompts that have images for a pipeline that takes none, or none for one that needs some.
 
         Raises:
             UserError: naming the first such prompt.
@@ -162,14 +162,14 @@ class Arguments:
                 )
         for prompt in kinds_of(prompts):
             if prompt.images and image is None:
-                raise UserError(f"{prompt.name} has a picture, but a {self.kind.__name__} takes none; leave it out")
+                raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; leave it out")
             for name, _ in prompt.inputs:
                 if name not in self.parameters:
                     raise UserError(
                         f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; leave it out"
                     )
             if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
-                raise UserError(f"{prompt.name} has no picture, but a {self.kind.__name__} needs one; give it as image")
+                raise UserError(f"{prompt.name} has no image, but a {self.kind.__name__} needs one; give it as image")
 
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""
@@ -194,7 +194,7 @@ class Arguments:
         return given | self._fixed
 
     def _shown(self, media: Media) -> Any:
-        """A picture, or the frames of a video: copies, since a pipeline may write to them."""
+        """An image, or the frames of a video: copies, since a pipeline may write to them."""
         kept = self._decoded.get((media.kind, media.digest), lambda: _decoded(media))
         copies = [one.copy() for one in kept]
         return copies[0] if media.kind == "image" else copies
@@ -216,7 +216,7 @@ class Arguments:
         self.sound_rate = int(next(iter(stated), SOUND_RATE))
 
     def tensor(self, returned: Any) -> Tensor:
-        """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
+        """Images [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
 
         What is transparent in them shows white.
         """
@@ -252,28 +252,28 @@ class Arguments:
         return [self.values(returned), *([] if wave is None else [wave])]
 
     def check_returned(self, returned: Any) -> None:
-        """Look at the first sample. It tells whether pictures come in [-1, 1], which ``signed`` keeps.
+        """Look at the first sample. It tells whether images come in [-1, 1], which ``signed`` keeps.
 
         Raises:
-            Unsupported: it is no single picture, clip or sound.
+            Unsupported: it is no single image, clip or sound.
         """
         from burnish.diffusion.pipeline.schedules import Unsupported
 
         if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
             raise Unsupported(
-                f"it returns {name}, from which another pipeline draws, and no picture, clip or sound that a reward "
+                f"it returns {name}, from which another pipeline draws, and no image, clip or sound that a reward "
                 "could score; give a pipeline that draws from a prompt by itself"
             )
         values = self.values(returned)
         if self.draws == "image" and values.ndim > 3 and len(values) > 1:
             raise Unsupported(
-                f"it draws {len(values)} pictures for one prompt, and a reward scores one; choose a pipeline that "
+                f"it draws {len(values)} images for one prompt, and a reward scores one; choose a pipeline that "
                 "draws one, or ask for one in rollout.call"
             )
         self.signed |= self.draws != "sound" and bool((values < 0).any())
 
     def sample(self, returned: Any, *, finite: Tensor) -> Any:
-        """A picture, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
+        """An image, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
         import torch
 
         wave, sound = self.wave(returned), None
@@ -303,7 +303,7 @@ def _guides_at_one(kind: Any) -> bool:
 
 
 def _decoded(media: Media) -> list[Image]:
-    """A picture, or frames as all pipelines take them; arrays are read as floats by some."""
+    """An image, or frames as all pipelines take them; arrays are read as floats by some."""
     from PIL import Image
 
     return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]

@@ -54,7 +54,7 @@ class FlowModel(Protocol):
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts whose pictures the pipeline doesn't take, or that lack those it needs, without loading it.
+        """Refuse prompts whose images the pipeline doesn't take, or that lack those it needs, without loading it.
 
         Raises:
             UserError: with the first such prompt.
@@ -142,17 +142,17 @@ class FlowModel(Protocol):
         """
 
     def decode(self, latents: Tensor, conditioning: Conditioning) -> list[Any]:
-        """Samples of final states [B, ...]: pictures uint8 [H, W, 3], clips or sounds; non-finite ones are marked."""
+        """Samples of final states [B, ...]: images uint8 [H, W, 3], clips or sounds; non-finite ones are marked."""
 
     def decode_tensor(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
-        """Pictures [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
+        """Images [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
 
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
-        """Final states [B, ...] of pictures uint8 [H, W, 3] of one size, or of clips uint8 [F, H, W, 3], without
+        """Final states [B, ...] of images uint8 [H, W, 3] of one size, or of clips uint8 [F, H, W, 3], without
         gradients: the VAE's means.
 
         Raises:
-            UserError: the pictures differ in size, or the model doesn't support it.
+            UserError: the images differ in size, or the model doesn't support it.
         """
 
     def recompute_activations(self, blocks: bool | int = True) -> None:

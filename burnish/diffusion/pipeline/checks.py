@@ -87,7 +87,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         if velocity is not None and _close(velocity, expected, tolerance):
             continue
         if k == 0 and len(steps) > 1 and model._mask(request) is not None:
-            continue  # what a pipeline keeps of a picture may be noise until then
+            continue  # what a pipeline keeps of an image may be noise until then
         if run.rows > 1:
             raise Unsupported(
                 f"its scheduler steps {run.rows} rows for one sample, such as frames one by one, so that these are not "
@@ -188,7 +188,7 @@ def choose_form(model: PipelineModel, full: Requests, guidance: float) -> None:
     drawn, decoded = model._end(request, one[None]), model.output(request, one[None])
     model.arguments.check_returned(drawn)
 
-    def apart(*returned: Any) -> list[float]:  # of pictures, and of their sound
+    def apart(*returned: Any) -> list[float]:  # of images, and of their sound
         return [distance(*pair) for pair in zip(*map(model.arguments.parts, returned), strict=True)]
 
     differences = apart(decoded, drawn)

@@ -213,7 +213,7 @@ class Forwards:
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
-                    "rollout.height and rollout.width, and give pictures of one size"
+                    "rollout.height and rollout.width, and give images of one size"
                 )
             with torch.no_grad():
                 self(network, call)

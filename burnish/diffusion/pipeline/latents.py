@@ -1,4 +1,4 @@
-"""Pictures as final states of a pipeline: its own decoding, inverted.
+"""Images as final states of a pipeline: its own decoding, inverted.
 
 Between a final state and what its VAE decodes, pipelines only rearrange and scale: z = a P(x) + b elementwise, where P
 is a permutation. Four states tell a, b and P.
@@ -76,7 +76,7 @@ class LatentLayout:
         return found
 
     def encoded(self, vae: Any, pictures: Sequence[np.ndarray]) -> Tensor:
-        """Final states [B, ...] of pictures uint8 [H, W, 3], or of clips uint8 [F, H, W, 3]: the VAE's means.
+        """Final states [B, ...] of images uint8 [H, W, 3], or of clips uint8 [F, H, W, 3]: the VAE's means.
 
         Raises:
             UserError: they have another size than the run draws.
@@ -90,13 +90,13 @@ class LatentLayout:
             with torch.no_grad():
                 encoded = vae.encode(pixels.to(vae.dtype))
             latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
-            if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey pictures
+            if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey images
                 latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
             if latents.shape != self.slope.shape:
                 shown = " x ".join(map(str, picture.shape[-2:-4:-1]))
                 count = f" in {len(picture)} frames (rollout.num_frames)" if picture.ndim == 4 else ""
                 raise UserError(
-                    f"a picture has {shown} pixels{count}, but the run draws samples of another size; set "
+                    f"an image has {shown} pixels{count}, but the run draws samples of another size; set "
                     "rollout.height and rollout.width to the pictures' size, or data.fit=centre_crop"
                 )
             found.append(self.state(latents.float()))

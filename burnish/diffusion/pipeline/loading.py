@@ -113,7 +113,7 @@ def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOption
 
 
 def standard_side(path: Path) -> int:
-    """The side in pixels of a pipeline's default picture, by its configurations."""
+    """The side in pixels of a pipeline's default image, by its configurations."""
     transformer, vae = (config_of(path, part) for part in ("transformer", "vae"))
     side = transformer.get("sample_size") or STANDARD_SIDE
     factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
@@ -216,7 +216,7 @@ def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
         if library != "transformers" or not settings.is_file():
             continue
         read_object(settings)  # or its library would fail without naming it
-        # processors have classes of their own, which need what reads pictures
+        # processors have classes of their own, which need what reads images
         own = str(named) if "Tokenizer" in str(named) else "AutoTokenizer"
         kind = getattr(transformers, own, transformers.AutoTokenizer)
         with quietly(), understood(f"model.path is {path}, whose {name} can't be loaded"):

@@ -91,12 +91,12 @@ def explained(kind: str) -> Iterator[None]:
         raise UserError(
             f"a {kind} can't be drawn from with the first prompt and these options: its own call ended with "
             f"{type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what it needs "
-            "(pictures with the prompt, rollout.height and width, for validations those of validation, "
+            "(images with the prompt, rollout.height and width, for validations those of validation, "
             "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
         ) from error
 
 
-LATEST = 256  # prompts with pictures whose schedules and masks are kept
+LATEST = 256  # prompts with images whose schedules and masks are kept
 
 
 KEPT = 2**30  # bytes of programs on the networks' device
@@ -134,7 +134,7 @@ class PipelineModel(LoadedPipeline):
         self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
 
     def key(self, request: Requests) -> Any:
-        """What decides on schedule, states and masks: for prompts with pictures, the prompt too."""
+        """What decides on schedule, states and masks: for prompts with images, the prompt too."""
         prompt = request.prompts[0]
         pictured = bool(prompt.images or prompt.inputs)
         return request.height, request.width, request.steps, prompt.uid if pictured else ""
@@ -219,7 +219,7 @@ class PipelineModel(LoadedPipeline):
             arranged = self._latent_layouts.get(self.key(request), lambda: self._latent_layout(request))
             return arranged.encoded(self.pipeline.vae, pictures)
         except Unsupported as error:
-            who = f"a {type(self.pipeline).__name__} can't learn from finished pictures"
+            who = f"a {type(self.pipeline).__name__} can't learn from finished images"
             raise UserError(f"{who}: {error}; learn from its own samples") from error
 
     def _latent_layout(self, request: Requests) -> LatentLayout:

@@ -120,16 +120,16 @@ TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative diff
 
 
 class PictureQueries:
-    """An attention processor of diffusers for blocks whose text output is dropped: picture queries only.
+    """An attention processor of diffusers for blocks whose text output is dropped: image queries only.
 
-    Without the text queries, picture and gradients are the same, for less work: more so with few blocks, and with text
-    long against the picture.
+    Without the text queries, image and gradients are the same, for less work: more so with few blocks, and with text
+    long against the image.
     """
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend from picture tokens [B, I, D] to picture and text tokens [B, T, D]; the text is returned unchanged."""
+        """Attend from image tokens [B, I, D] to image and text tokens [B, T, D]; the text is returned unchanged."""
         assert attention_mask is None, "joint attention attends to everything"
 
         def split(x: Tensor, norm: nn.Module | None = None) -> Tensor:
@@ -166,7 +166,7 @@ def leave_out_unread_text(network: nn.Module) -> None:
 
 
 def _same(attn: Any, own: Any) -> bool:
-    """Whether the attention of a block gives the same for the picture by its present processor as by its ``own``."""
+    """Whether the attention of a block gives the same for the image by its present processor as by its ``own``."""
     weight = attn.to_q.weight
     if weight.is_meta:
         return True

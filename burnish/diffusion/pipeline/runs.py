@@ -258,7 +258,7 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 class Step(NamedTuple):
-    """Of one stream: pictures and sound that are drawn together are two."""
+    """Of one stream: images and sound that are drawn together are two."""
 
     name: Tensor  # what the scheduler calls its time
     state: Tensor

@@ -97,13 +97,13 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
         rollout: how it draws.
 
     Raises:
-        Unsupported: the class can't noise a picture.
+        Unsupported: the class can't noise an image.
         UserError: naming the option.
     """
     if kind is None:
         return
     if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
-        raise Unsupported(f"its {kind.__name__} can't noise a picture (it has no add_noise)")
+        raise Unsupported(f"its {kind.__name__} can't noise an image (it has no add_noise)")
     flows = (
         config_of(path, "scheduler").get("use_flow_sigmas")
         or "use_flow_sigmas" not in inspect.signature(kind).parameters

@@ -40,7 +40,7 @@ class LanguageNeeds:
     ties: bool = False  # comparisons may have no winner
     shares: bool = False  # scores and labels of steps are from 0 to 1
     separator: str = ""  # between the steps of a response that are judged one by one
-    question: str = ""  # what is asked about pictures that are judged in place of responses
+    question: str = ""  # what is asked about images that are judged in place of responses
     teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
     logprobs: bool = False  # responses that are given with scores have those of the policy that wrote them
 

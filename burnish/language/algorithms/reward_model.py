@@ -70,16 +70,16 @@ class RewardTraining(RowsOfResponses):
 
 @options
 class AboutPictures(RewardTraining):
-    """Base of what may learn to judge pictures in place of responses."""
+    """Base of what may learn to judge images in place of responses."""
 
     question: Annotated[str, Field(min_length=1)] | None = None
-    """Judge pictures that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
-    of {prompt}, as in "How well does the picture show this? {prompt}". null judges responses."""
+    """Judge images that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
+    of {prompt}, as in "How well does the image show this? {prompt}". null judges responses."""
 
 
 @register("language algorithm", "bradley_terry")
 class BradleyTerry(AboutPictures):
-    """Score the preferred response, or picture, higher than the other one."""
+    """Score the preferred response, or image, higher than the other one."""
 
     ties: Literal["rao_kupper", "davidson"] | None = None
     """Model of ties: rao_kupper (VideoReward's BTT) or davidson; null knows no ties and refuses records with one."""
@@ -175,7 +175,7 @@ class Regression(RewardTraining):
 
 @register("language algorithm", "score_regression")
 class ScoreRegression(AboutPictures, Regression):
-    """Predict the scores that people gave to single responses, or pictures."""
+    """Predict the scores that people gave to single responses, or images."""
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(

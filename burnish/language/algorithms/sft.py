@@ -86,7 +86,7 @@ class ReferenceAlgorithm(ResponseAlgorithm):
 
 @register("language algorithm", "sft")
 class SFT(ResponseAlgorithm):
-    """Make the tokens of responses more likely; prompts and pictures are only read."""
+    """Make the tokens of responses more likely; prompts and images are only read."""
 
     online: bool = False
     """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""

@@ -85,7 +85,7 @@ class Embedded:
 
 
 def decoded(prompt: Prompt, audio_rate: int | None) -> Shown:
-    """The pictures, videos and sounds of a prompt.
+    """The images, videos and sounds of a prompt.
 
     Args:
         prompt: of which nothing is decoded yet.

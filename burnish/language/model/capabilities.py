@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
 AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
 NOISE = 1e-6  # rounding of logits in float32, relative to the largest
-MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no pictures
+MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no images
 PLANNED = {"full_attention", "sliding_attention"}  # kinds of layers
 LONGEST = 512  # tokens of a prompt that is tried
 LENGTHS = (7, 5, 9)  # tokens of the responses
@@ -130,7 +130,7 @@ def _refusal(said: str, what: str, off: float | Exception) -> str:
 def _packed(
     model: LanguageModel, known: Capabilities, completion: Completion, agrees: Callable[..., bool]
 ) -> Capabilities:
-    """With packed rows, and Burnish's decoder, where they agree: for all media, or for pictures alone."""
+    """With packed rows, and Burnish's decoder, where they agree: for all media, or for images alone."""
     if not plannable(model, known):
         return known
     decoder = model.text(model.network)
@@ -219,7 +219,7 @@ def _causal(model: LanguageModel, completion: Completion, fill: dict[str, int]) 
 
 
 def any_responses(model: LanguageModel) -> Completion:
-    """Prompts with no, one and two pictures, a video and sounds, as far as the model reads them, and any responses.
+    """Prompts with no, one and two images, a video and sounds, as far as the model reads them, and any responses.
 
     The longest is longer than a sliding window, unless that is thousands of tokens: its mask is the class's own.
     """
@@ -250,7 +250,7 @@ def any_responses(model: LanguageModel) -> Completion:
         except Exception as error:  # processors and towers raise anything for what they don't take
             failed |= {kind: error for kind in brought if kind not in failed}
     if not encoded:
-        why = failed.get("image", failed["text"])  # some take none without a picture
+        why = failed.get("image", failed["text"])  # some take none without an image
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "

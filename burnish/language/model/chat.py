@@ -304,7 +304,7 @@ def _in_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _as_result(content: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a tool returned in the usual form, pictures where they are."""
+    """What a tool returned in the usual form, images where they are."""
     before, after = RESULT.split("{}")
     if all(part["type"] == "text" for part in content):
         return [{"type": "text", "text": before + plain(content) + after}]

@@ -75,7 +75,7 @@ class Collation:
 
     axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
     rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
-    # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
+    # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to images in layers of its
     # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
     per_token: frozenset[str] = frozenset()
     within: dict[str, int] = field(default_factory=dict)  # axes along which further media of the same prompt follow
@@ -212,7 +212,7 @@ def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
 
 
 def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
-    """Whether a processor returns less of a picture and a video in one prompt than of both apart (SmolVLM)."""
+    """Whether a processor returns less of an image and a video in one prompt than of both apart (SmolVLM)."""
     picture, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
     apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", picture), ("video", video))]
     try:
@@ -410,7 +410,7 @@ def caching(network: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of pictures to what is called flash
+DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of images to what is called flash
 GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
 
@@ -422,7 +422,7 @@ def planned(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     plan: Plan | None = None, cu_seq_lens_q: Tensor | None = None, **more: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention by a plan or the boundaries of pictures where there are some, and as transformers has it otherwise."""
+    """Attention by a plan or the boundaries of images where there are some, and as transformers has it otherwise."""
     if plan is not None or cu_seq_lens_q is not None:
         if unknown := [name for name in ("s_aux", "softcap") if more.get(name) is not None]:
             raise ValueError(f"attention with {', '.join(unknown)} has no plan")
@@ -434,7 +434,7 @@ def planned(
 
 
 def switch(network: Any, decoder: Any, *, on: bool, tower: bool = True) -> None:
-    """Let a decoder's layers attend by a plan, and its vision tower all pictures at once; else they do as before."""
+    """Let a decoder's layers attend by a plan, and its vision tower all images at once; else they do as before."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

@@ -114,7 +114,7 @@ def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> No
     if (prompt := next((one for one in prompts if one.media), None)) is not None:
         raise UserError(
             f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
-            "pictures, videos or sounds; give a model that sees, or take them out"
+            "images, videos or sounds; give a model that sees, or take them out"
         )
 
 

@@ -1,4 +1,4 @@
-"""The processor of a directory: what makes tensors of text, pictures, videos and sound; torchvision is not needed."""
+"""The processor of a directory: what makes tensors of text, images, videos and sound; torchvision is not needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = {"image_processor": "ImageProcessor", "video_processor": "VideoProcessor
 def load_processor(path: Path) -> Any | None:
     """The processor of a model; None for a model that reads text alone.
 
-    Where torchvision is missing, pictures are processed by PIL if the class has a form that does; all else that wants
+    Where torchvision is missing, images are processed by PIL if the class has a form that does; all else that wants
     it gets functions of torch in its place.
 
     Args:
@@ -149,10 +149,10 @@ def in_words(number: int) -> str:
 
 
 def picture_tokens(processor: Any, width: int, height: int) -> int | None:
-    """Tokens of a picture by its size, by the processor's own arithmetic; None if it has none.
+    """Tokens of an image by its size, by the processor's own arithmetic; None if it has none.
 
     Raises:
-        ValueError: it refuses such a picture.
+        ValueError: it refuses such an image.
     """
     count = getattr(processor, "_get_num_multimodal_tokens", None)
     return count and int(count(image_sizes=[(height, width)])["num_image_tokens"][0])

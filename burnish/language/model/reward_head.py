@@ -33,13 +33,13 @@ class HeadFile:
     heads: Annotated[list[str], Field(min_length=1)]
     squashed: bool = False  # a value is sigmoid(score)
     separator: str = ""  # between the steps that are judged one by one; "": responses are judged as a whole
-    question: str = ""  # about a picture, with {prompt} in it; "": responses are judged
-    min_pixels: int | None = None  # of pictures that it was trained to judge
+    question: str = ""  # about an image, with {prompt} in it; "": responses are judged
+    min_pixels: int | None = None  # of images that it was trained to judge
     max_pixels: int | None = None
 
 
 def about_picture(question: str, prompt: str, images: tuple[Media, ...]) -> Prompt:
-    """What a reward model is asked about a picture, the last of ``images``: what it was drawn from comes before."""
+    """What a reward model is asked about an image, the last of ``images``: what it was drawn from comes before."""
     return about_media(question.replace("{prompt}", prompt), images)
 
 

@@ -78,12 +78,12 @@ class LanguageModel:
         # the limit of a prompt with its response, and what that is called in its configuration
         self.max_positions, self.position_limit = positions_within(text)
         self._single_forward = False
-        self._nested = True  # whether pictures are given in a list for each prompt
+        self._nested = True  # whether images are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
         self.forwards = Forwards(network, self._learn_media(), pad=pad, compute=compute)
-        # the processor loses pictures beside videos
+        # the processor loses images beside videos
         self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
         self._counts = self._counts_pictures()
         decoder = self.text(network)
@@ -205,7 +205,7 @@ class LanguageModel:
         """
         if "text" in self.unread and not (shown.images or shown.videos or shown.audios):
             raise UserError(
-                f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
+                f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each an image or sound"
             )
         text, mark = self.chat.render(messages, tools)
         return self._encode(text, mark, shown, before=self.chat.opening)
@@ -312,7 +312,7 @@ class LanguageModel:
         """What the processor returns for texts with their media."""
         given: Inputs = {}
         if any(own.images for own in shown):
-            # in a list per prompt: some treat a picture that is alone in its prompt otherwise than several
+            # in a list per prompt: some treat an image that is alone in its prompt otherwise than several
             pictures = [[image.convert("RGB") for image in own.images] for own in shown]
             given["images"] = pictures if self._nested else [image for own in pictures for image in own]
         if videos := [video for own in shown for video in own.videos]:
@@ -348,7 +348,7 @@ class LanguageModel:
             return Collation()
         collation = learn(self._asked, self._processed, self.audio_rate)
         if "image" not in collation.appends and hasattr(self.processor, "image_processor"):
-            self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
+            self._nested = False  # lists of lists are pages of one image for GOT-OCR 2
             collation = learn(self._asked, self._processed, self.audio_rate)
         return collation
 
@@ -358,7 +358,7 @@ class LanguageModel:
         return self.chat.render([{"role": "user", "content": parts}])[0]
 
     def _counts_pictures(self) -> bool:
-        """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
+        """Whether the processor tells the tokens of an image from its size, as seen of a few."""
         from burnish.language.model.forwards import samples
 
         if "image" not in self.readable:
@@ -375,7 +375,7 @@ class LanguageModel:
         return True
 
     def picture_tokens(self, width: int, height: int) -> int | None:
-        """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
+        """Tokens of an image by its size alone, by the processor's own arithmetic; None if only pixels tell."""
         return picture_tokens(self.processor, width, height) if self._counts else None
 
     # The network

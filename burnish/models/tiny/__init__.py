@@ -78,7 +78,7 @@ class Tiny(Described):
     num_frames: int | None = None
     """Of a video; None if the call takes no number of frames."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Arguments of the call beside the prompt that bring pictures and the like, and what each of them is."""
+    """Arguments of the call beside the prompt that bring images and the like, and what each of them is."""
     call: Config = field(default_factory=dict)
     """Further arguments of the call, without which it would not run, or not at this size."""
     prompt: bool = True
@@ -95,7 +95,7 @@ class TinyLanguage(Described):
     style: str = "chatml"
     """How its chat template writes a conversation."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """What its chat template writes for a picture, a video and sound: what it can read."""
+    """What its chat template writes for an image, a video and sound: what it can read."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Special tokens, by the attributes under which its processor finds them at the tokenizer."""
     further: Sequence[str] = ()

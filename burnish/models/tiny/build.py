@@ -18,11 +18,11 @@ from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_pictures
 if TYPE_CHECKING:
     from torch import nn
 
-SIDE = 28  # pixels of a vision encoder's picture: four patches of 14, which become one token where they are merged
+SIDE = 28  # pixels of a vision encoder's image: four patches of 14, which become one token where they are merged
 
 
 def qwen_vl(named: str, patch: int, **config: Any) -> Any:
-    """Of a vision-language model of Qwen: pictures and text."""
+    """Of a vision-language model of Qwen: images and text."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     tokenizer = of_pictures()

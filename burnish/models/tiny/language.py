@@ -118,7 +118,7 @@ def processor_of(tiny: TinyLanguage, tokenizer: Any) -> Any:
 
 
 def _part_class(named: str) -> Any:
-    """The class of a part; of picture processors the form that works with PIL, if there is one."""
+    """The class of a part; of image processors the form that works with PIL, if there is one."""
     import transformers
 
     pillow = f"{named}Pil"
@@ -131,7 +131,7 @@ TOKENIZERS: dict[str, Callable[..., Any]] = {
 
 
 def tokenizer_of(tiny: TinyLanguage) -> Any:
-    """The tokenizer of a model, with its chat template: each picture, video and sound at its place."""
+    """The tokenizer of a model, with its chat template: each image, video and sound at its place."""
     style, marks = read("language")["styles"][tiny.style], dict(tiny.marks)
     special = dict.fromkeys([*style["control"], *marks.values(), *tiny.further])
     made = TOKENIZERS[tiny.tokenizer](style["end"], extra_special_tokens=marks)

@@ -1,7 +1,7 @@
 "use strict";
-// Pictures, clips and sounds: by address from the board, or from the data of a page that was written to a file.
+// Images, clips and sounds: by address from the board, or from the data of a page that was written to a file.
 
-const TINY = 64; // pixels up to which a picture is shown with sharp pixels
+const TINY = 64; // pixels up to which an image is shown with sharp pixels
 
 board.address = (run, file, side) => {
   const query = new URLSearchParams({ run, file });
@@ -10,14 +10,14 @@ board.address = (run, file, side) => {
 };
 
 board.media = function (run, file, label, side) {
-  if (!file) return element("span.gone", {}, "no picture");
+  if (!file) return element("span.gone", {}, "no image");
   if (board.frozen) return frozenMedia(file, label);
   if (file.endsWith(".mp4")) return clip(board.address(run, file), label);
   if (file.endsWith(".wav")) return element("audio", { controls: true, preload: "none", src: board.address(run, file), "aria-label": label });
   const image = element("img", { loading: "lazy", decoding: "async", alt: label, src: board.address(run, file, side || 384) });
   const beside = file.endsWith(".webp") ? soundBeside(run, file, label) : null;
   sharp(image);
-  image.addEventListener("error", () => image.replaceWith(element("span.gone", {}, "no picture")));
+  image.addEventListener("error", () => image.replaceWith(element("span.gone", {}, "no image")));
   enlarges(image, () => board.address(run, file));
   return beside ? element("span.played", {}, image, beside) : image;
 };

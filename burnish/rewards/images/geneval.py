@@ -42,7 +42,7 @@ CLASSES = (
     "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
 SHORTEST, LONGEST, MULTIPLE = 800, 1333, 32  # pixels of the detector's input
-MOST = 100  # detections of a picture
+MOST = 100  # detections of an image
 LEAST = 0.05  # score of what is kept, far below what any rule reads
 
 
@@ -79,7 +79,7 @@ def load_detector(folder: Path, dtype: str, device: str) -> Any:
 
 
 def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
-    """The objects of one picture, uint8 [H, W, 3]."""
+    """The objects of one image, uint8 [H, W, 3]."""
     import torch
 
     pixels, size = preprocessed(image)
@@ -90,7 +90,7 @@ def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
 
 
 def preprocessed(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-    """A picture as the detector reads it, [1, 3, H, W], and the height and width of the picture in it.
+    """An image as the detector reads it, [1, 3, H, W], and the height and width of the image in it.
 
     Enlarged or made smaller without antialiasing and rounded to whole levels, as mmdet does it; the padding is 0 after
     normalising.
@@ -117,8 +117,8 @@ def read_detections(
         classes: logits [Q, C + 1]; the last class is none.
         masks: logits [Q, h, w].
         padded: height and width of the network's input.
-        size: of the picture in it, at the top left.
-        original: of the picture as it was.
+        size: of the image in it, at the top left.
+        original: of the image as it was.
     """
     import torch.nn.functional as F
 
@@ -198,7 +198,7 @@ def relations(a: Box, b: Box) -> set[str]:
 
 
 def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> tuple[dict[str, float], str]:
-    """The scores on a picture, and what was not met.
+    """The scores on an image, and what was not met.
 
     They are ``correct``, GenEval's: at least as many objects as wanted, and not as many as are excluded; and
     Flow-GRPO's: ``strict``, exactly as many, and ``partial``, which it trains with: how well each clause is met.
@@ -352,7 +352,7 @@ class GenevalMask2Former(LearnedReward):
         return scores
 
     def _colours(self, clip: Any, tokenizer: Any, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:
-        """The colour of each object: the one whose texts its picture is most like."""
+        """The colour of each object: the one whose texts its image is most like."""
         import torch
 
         texts = [one.format(colour=colour, name=name) for colour in COLOURS for one in TEMPLATES]
@@ -375,7 +375,7 @@ def record_of(prompt: Prompt) -> Any:
 
 
 def cut_out(image: np.ndarray, one: Found) -> np.ndarray:
-    """The picture inside the box of an object, with everything that is not the object grey."""
+    """The image inside the box of an object, with everything that is not the object grey."""
     import numpy as np
 
     masked = np.where(one.mask[..., None], image, np.uint8(BACKGROUND))

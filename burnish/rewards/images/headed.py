@@ -73,7 +73,7 @@ class HPSv3(HeadedReward):
 @register("flow reward", "editreward")
 class EditReward(HeadedReward):
     """EditReward (Wu et al. 2025, arXiv:2509.26346): whether the instruction of an edit was followed, and how good the
-    picture is, by Qwen2.5-VL with two heads; one question for each."""
+    image is, by Qwen2.5-VL with two heads; one question for each."""
 
     family: ClassVar[str] = "qwen2_5_vl"
     heads: ClassVar[tuple[str, ...]] = ("rm_heads.head_0.", "rm_heads.head_1.")
@@ -90,7 +90,7 @@ class EditReward(HeadedReward):
     """How the means of the two heads become one value."""
 
     def unfit(self, prompt: Prompt) -> str:
-        return "" if prompt.images else "it has no picture, with which the edit could be compared"
+        return "" if prompt.images else "it has no image, with which the edit could be compared"
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         import numpy as np

@@ -1,4 +1,4 @@
-"""Rewards by published networks that look at pictures: PickScore, CLIP, SigLIP, HPSv2, ImageReward, aesthetics."""
+"""Rewards by published networks that look at images: PickScore, CLIP, SigLIP, HPSv2, ImageReward, aesthetics."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LearnedReward(NetworkOptions, Reward):
 
 @dataclass(frozen=True)
 class PixelModel:
-    """A network that reads squares of pixels, how pictures become such, and the value [B] of them."""
+    """A network that reads squares of pixels, how images become such, and the value [B] of them."""
 
     network: Any
     preprocessing: Preprocessing
@@ -139,13 +139,13 @@ class PromptedReward(PixelReward):
 
 @options
 class ContrastiveReward(PromptedReward):
-    """Base of rewards that compare the embeddings of a picture and its prompt."""
+    """Base of rewards that compare the embeddings of an image and its prompt."""
 
     families: ClassVar[tuple[str, ...]] = ("clip",)
     padded: ClassVar[bool] = False
 
     def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        """The reward of cosines [B] between pictures and prompts."""
+        """The reward of cosines [B] between images and prompts."""
         raise NotImplementedError
 
     def words(self, text: str) -> str:
@@ -169,7 +169,7 @@ class ContrastiveReward(PromptedReward):
 
 @register("flow reward", "pickscore")
 class PickScore(ContrastiveReward):
-    """PickScore (Kirstain et al. 2023, arXiv:2305.01569): which picture of a prompt people would pick."""
+    """PickScore (Kirstain et al. 2023, arXiv:2305.01569): which image of a prompt people would pick."""
 
     path: str = "yuvalkirstain/PickScore_v1"
     """Directory, or org/name on the Hugging Face hub, of the network."""
@@ -184,7 +184,7 @@ class PickScore(ContrastiveReward):
 
 @register("flow reward", "clip")
 class ClipScore(ContrastiveReward):
-    """Cosine of a CLIP's embeddings of picture and prompt, by one of the scales in use."""
+    """Cosine of a CLIP's embeddings of image and prompt, by one of the scales in use."""
 
     path: str = "openai/clip-vit-large-patch14"
     """Directory, or org/name on the Hugging Face hub, of the network; folders in open_clip's layout are read, too."""
@@ -210,7 +210,7 @@ class SiglipReward(ContrastiveReward):
     families: ClassVar[tuple[str, ...]] = ("siglip",)
 
     scale: Literal["probability", "logit", "cosine"] = "probability"
-    """logit: exp(scale) * cosine + bias; probability: its sigmoid, that picture and prompt belong together."""
+    """logit: exp(scale) * cosine + bias; probability: its sigmoid, that image and prompt belong together."""
 
     def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
         if self.scale == "cosine":
@@ -221,7 +221,7 @@ class SiglipReward(ContrastiveReward):
 
 @register("flow reward", "siglip")
 class Siglip(SiglipReward):
-    """Whether SigLIP (Zhai et al. 2023, arXiv:2303.15343) takes picture and prompt to belong together."""
+    """Whether SigLIP (Zhai et al. 2023, arXiv:2303.15343) takes image and prompt to belong together."""
 
     path: str = "google/siglip-so400m-patch14-384"
     """Directory, or org/name on the Hugging Face hub, of the network."""
@@ -232,7 +232,7 @@ class Siglip(SiglipReward):
 
 @register("flow reward", "siglip2")
 class Siglip2(SiglipReward):
-    """Whether SigLIP 2 (Tschannen et al. 2025, arXiv:2502.14786) takes picture and prompt to belong together."""
+    """Whether SigLIP 2 (Tschannen et al. 2025, arXiv:2502.14786) takes image and prompt to belong together."""
 
     path: str = "google/siglip2-so400m-patch14-384"
     """Directory, or org/name on the Hugging Face hub, of the network; of one resolution, not NaFlex."""
@@ -243,7 +243,7 @@ class Siglip2(SiglipReward):
 
 @register("flow reward", "hpsv2")
 class HpsV2(ContrastiveReward):
-    """HPSv2 (Wu et al. 2023, arXiv:2306.09341): which picture people would prefer; a cosine, mostly .2 to .35."""
+    """HPSv2 (Wu et al. 2023, arXiv:2306.09341): which image people would prefer; a cosine, mostly .2 to .35."""
 
     padded: ClassVar[bool] = True
 
@@ -324,7 +324,7 @@ class ImageReward(PromptedReward):
 
 @cache
 def _load_blip(file: Path, dtype: str, device: str) -> PixelModel:
-    """A picture's encoder, a text encoder that looks at it, and a head on the first token, in float32."""
+    """An image's encoder, a text encoder that looks at it, and a head on the first token, in float32."""
     published = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
     head = {name: one for name, one in published.items() if name.startswith(BLIP_HEAD)}
     weights = {renamed(name, BLIP_NAMES): one for name, one in published.items() if name not in head}
@@ -351,7 +351,7 @@ def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
     import torch
     from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
-    # without is_decoder the class builds nothing that looks at the picture
+    # without is_decoder the class builds nothing that looks at the image
     reads: Any = BlipTextConfig(
         **text, layer_norm_eps=1e-12, is_decoder=True, bos_token_id=None, eos_token_id=None, sep_token_id=None
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # in x and y of a picture
+DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # in x and y of an image
 WAY = 0.15  # least way for the full value, as a share of the frame's width or height
 FAINT = 0.1  # contrast, as a share of white, below which a pixel is background
 LEAST = 1.0  # contrast of a frame, in white pixels, below which it shows nothing

@@ -41,9 +41,9 @@ class Ocr(Reward):
 
     substring: bool = False
     """Full score if the text read contains the answer, as in Flow-GRPO's published task; false also penalizes text
-    beside it, so that filling a picture with digits doesn't pay."""
+    beside it, so that filling an image with digits doesn't pay."""
     detect: bool = False
-    """Detect text anywhere in the picture, with RapidOCR's full pipeline; false reads the picture as one line, which
+    """Detect text anywhere in the image, with RapidOCR's full pipeline; false reads the image as one line, which
     is about thirty times faster."""
 
     def prepare(self) -> None:
@@ -70,7 +70,7 @@ class Ocr(Reward):
 
 
 def wanted(prompt: Prompt) -> str | None:
-    """The text that a picture should show: the answer, or the prompt's text in double quotes; None if there is none."""
+    """The text that an image should show: the answer, or the prompt's text in double quotes; None if there is none."""
     if prompt.answer is not None:
         return prompt.answer
     quoted = re.search(r'"([^"]+)"', prompt.text)
@@ -94,7 +94,7 @@ def _plain(text: str) -> str:
 
 
 def _read(images: Sequence[np.ndarray]) -> list[str]:
-    """Read each picture as one line of text."""
+    """Read each image as one line of text."""
     _, characters = recogniser()
     texts = [""] * len(images)
     for rows, columns in recognise(images):
@@ -104,10 +104,10 @@ def _read(images: Sequence[np.ndarray]) -> list[str]:
 
 
 def recognise(images: Sequence[np.ndarray]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Outputs of the recognition model for pictures, each read as one line of text, in batches of equal size.
+    """Outputs of the recognition model for images, each read as one line of text, in batches of equal size.
 
     Yields:
-        Indices of pictures, and the probability of every character in every column: [len(indices), T, C].
+        Indices of images, and the probability of every character in every column: [len(indices), T, C].
     """
     import numpy as np
     from PIL import Image
@@ -159,7 +159,7 @@ def recogniser() -> tuple[Any, list[str]]:
 
 
 def _find(images: Sequence[np.ndarray]) -> list[str]:
-    """Read all text in each picture, from top to bottom."""
+    """Read all text in each image, from top to bottom."""
     detector = _detector()
     return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # in BGR
 
@@ -170,14 +170,14 @@ def _detector() -> Any:
 
     option = "EngineConfig.onnxruntime.{}_op_num_threads"
     limits = {option.format(kind): THREADS for kind in ("intra", "inter")}
-    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns about every picture without text
+    return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns about every image without text
 
 
 @register("flow reward", "ocr_ctc")
 class OcrCtc(Reward):
     """Log-prob per character of reading exactly the prompt's text; the best value is 0.
 
-    The text is expected in one line across the picture. A picture that is too high for that, whose line would have too
+    The text is expected in one line across the image. An image that is too high for that, whose line would have too
     few columns for the answer, is read in bands, and the one that reads best counts. Case and inner white space count,
     unlike in ``ocr``.
     """
@@ -233,7 +233,7 @@ class OcrCtc(Reward):
                 bands(height, width, len(_answer(prompt)))
             except ValueError as error:
                 raise UserError(
-                    f"reward ocr_ctc can't score prompt {prompt.text!r}: {error}; draw wider pictures, or leave the "
+                    f"reward ocr_ctc can't score prompt {prompt.text!r}: {error}; draw wider images, or leave the "
                     "prompt out"
                 ) from None
 
@@ -255,7 +255,7 @@ def _answer(prompt: Prompt) -> str:
 
 
 def bands(height: int, width: int, characters: int) -> int:
-    """The fewest bands of a picture whose width gives enough columns to a line of N characters.
+    """The fewest bands of an image whose width gives enough columns to a line of N characters.
 
     Raises:
         ValueError: it would take bands that are too low to be read.
@@ -264,12 +264,12 @@ def bands(height: int, width: int, characters: int) -> int:
         if round(width * HEIGHT / (height // count)) // STRIDE >= COLUMNS * characters:
             return count
     raise ValueError(
-        f"its text has {characters} characters, more than a line of a picture of {width} x {height} pixels shows"
+        f"its text has {characters} characters, more than a line of an image of {width} x {height} pixels shows"
     )
 
 
 def cut(picture: Any, count: int, axis: int = 0) -> list[Any]:
-    """Overlapping bands of a picture, or of several, from top to bottom: 2 count - 1 of 1 / count of its height."""
+    """Overlapping bands of an image, or of several, from top to bottom: 2 count - 1 of 1 / count of its height."""
     height = picture.shape[axis]
     band, last = height // count, 2 * count - 2
     starts = [round(i * (height - band) / last) for i in range(last + 1)] if last else [0]

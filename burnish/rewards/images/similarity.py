@@ -1,4 +1,4 @@
-"""How alike pictures are by a network that embeds them: to another one, and the pictures of a prompt to each other."""
+"""How alike images are by a network that embeds them: to another one, and the images of a prompt to each other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Embedding(NetworkOptions):
 
 @register("flow reward", "image_similarity")
 class ImageSimilarity(Embedding, PixelReward):
-    """Cosine of the embeddings of the picture and of another one, by CLIP, SigLIP, DINO, DINOv2 or DINOv3.
+    """Cosine of the embeddings of the image and of another one, by CLIP, SigLIP, DINO, DINOv2 or DINOv3.
 
     With several others it is the mean over them.
     """
@@ -70,7 +70,7 @@ class ImageSimilarity(Embedding, PixelReward):
     path: str = "facebook/dinov2-base"
     """Directory, or org/name on the Hugging Face hub, of the network."""
     against: str | None = None
-    """Key of the record that names the other picture, a file; null compares with the pictures that the prompt shows:
+    """Key of the record that names the other image, a file; null compares with the images that the prompt shows:
     for a model that edits, those that it was inputs."""
     mapping: Literal["cosine", "unit"] = "cosine"
     """cosine: -1 to 1; unit: (1 + cosine) / 2."""
@@ -92,7 +92,7 @@ class ImageSimilarity(Embedding, PixelReward):
         return (1 + cosine) / 2 if self.mapping == "unit" else cosine
 
     def _others(self, prompt: Prompt) -> tuple[Media, ...]:
-        """The pictures that a picture of a prompt is compared with.
+        """The images that an image of a prompt is compared with.
 
         Raises:
             ValueError: there is none.
@@ -100,17 +100,17 @@ class ImageSimilarity(Embedding, PixelReward):
         """
         if self.against is None:
             if not prompt.images:
-                raise ValueError("it shows no picture; give one in the record's image, or set against to another key")
+                raise ValueError("it shows no image; give one in the record's image, or set against to another key")
             return prompt.images
         named = prompt.info.get(self.against)
         if not isinstance(named, str):
-            raise ValueError(f"its record has no {self.against} that names a picture")
+            raise ValueError(f"its record has no {self.against} that names an image")
         return (Media.file(named),)
 
 
 @register("flow reward", "image_variety")
 class ImageVariety(Embedding, LearnedReward):
-    """How far a picture is from the others of its prompt: 1 - the mean cosine of its embedding and theirs, by CLIP,
+    """How far an image is from the others of its prompt: 1 - the mean cosine of its embedding and theirs, by CLIP,
     SigLIP, DINO, DINOv2 or DINOv3; 0 if all are alike. Clips are compared frame by frame.
     """
 

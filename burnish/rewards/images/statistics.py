@@ -21,7 +21,7 @@ SCALE = 500.0  # kB per point, as in other implementations
 
 
 def size(image: np.ndarray, quality: int = 95) -> float:
-    """Size of a picture as JPEG, in kB of 1000 bytes."""
+    """Size of an image as JPEG, in kB of 1000 bytes."""
     import io
 
     from PIL import Image
@@ -40,7 +40,7 @@ BITS = 9  # of a colour of LEVELS levels in red, green and blue
 
 @options
 class PictureStatistic(Reward):
-    """Base of statistics of single pictures."""
+    """Base of statistics of single images."""
 
     higher_is_better: ClassVar[bool] = False
 
@@ -49,12 +49,12 @@ class PictureStatistic(Reward):
 
     @abstractmethod
     def of(self, image: np.ndarray) -> float:
-        """Of a picture, uint8 [H, W, 3]."""
+        """Of an image, uint8 [H, W, 3]."""
 
 
 @register("flow reward", "jpeg_compressibility")
 class JpegCompressibility(PictureStatistic):
-    """Minus the size as JPEG of quality 95, in units of 500 kB: higher for pictures with less detail."""
+    """Minus the size as JPEG of quality 95, in units of 500 kB: higher for images with less detail."""
 
     def of(self, image: np.ndarray) -> float:
         return -size(image) / SCALE
@@ -62,7 +62,7 @@ class JpegCompressibility(PictureStatistic):
 
 @register("flow reward", "jpeg_incompressibility")
 class JpegIncompressibility(PictureStatistic):
-    """The size as JPEG of quality 95, in units of 500 kB: higher for pictures with more detail."""
+    """The size as JPEG of quality 95, in units of 500 kB: higher for images with more detail."""
 
     def of(self, image: np.ndarray) -> float:
         return size(image) / SCALE
@@ -117,8 +117,8 @@ class Brightness(PictureStatistic):
 
 @register("flow reward", "high_frequency")
 class HighFrequency(PictureStatistic):
-    """Share of a picture's contrast that is lost at half its size: 1 - var(means of 2 x 2 pixels) / var(pixels) of
-    luminance. 0 for one colour or smooth pictures, 1 for a chessboard of single pixels; noise has three quarters."""
+    """Share of an image's contrast that is lost at half its size: 1 - var(means of 2 x 2 pixels) / var(pixels) of
+    luminance. 0 for one colour or smooth images, 1 for a chessboard of single pixels; noise has three quarters."""
 
     def of(self, image: np.ndarray) -> float:
         shade = luminance(image)
@@ -133,7 +133,7 @@ class HighFrequency(PictureStatistic):
 
 @register("flow reward", "file_size")
 class FileSize(PictureStatistic):
-    """Bits per pixel of a picture as JPEG of quality 95: how much is in it, whatever that is."""
+    """Bits per pixel of an image as JPEG of quality 95: how much is in it, whatever that is."""
 
     def of(self, image: np.ndarray) -> float:
         return float(BITS_PER_KB * size(image) / (image.shape[0] * image.shape[1]))
@@ -182,7 +182,7 @@ class Saturation(PictureStatistic):
 
 @register("flow reward", "latent_norm")
 class LatentNorm(Reward):
-    """Root mean square of a sample's latents, as the network draws them: a rise comes before pictures fall apart."""
+    """Root mean square of a sample's latents, as the network draws them: a rise comes before images fall apart."""
 
     judged: ClassVar[str] = "samples"
     higher_is_better: ClassVar[bool] = False
@@ -226,7 +226,7 @@ class Distinctness(Reward):
 
 
 def luminance(image: np.ndarray) -> np.ndarray:
-    """Of a picture's pixels, [H, W] float32 from 0, black, to 1, white."""
+    """Of an image's pixels, [H, W] float32 from 0, black, to 1, white."""
     import numpy as np
 
     return image @ (np.array(LUMA, dtype=np.float32) / np.float32(255))  # type: ignore[no-any-return]

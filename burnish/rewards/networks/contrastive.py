@@ -1,4 +1,4 @@
-"""Networks that embed pictures and texts alike: CLIP and SigLIP, in the layouts of transformers and of open_clip."""
+"""Networks that embed images and texts alike: CLIP and SigLIP, in the layouts of transformers and of open_clip."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from burnish.types.media import Media
 
-KEPT = 4096  # texts or pictures whose embeddings are kept
+KEPT = 4096  # texts or images whose embeddings are kept
 CLIP_LENGTH, SIGLIP_LENGTH = 77, 64  # tokens
 
 OPEN_CLIP = "open_clip_config.json"  # beside weights in open_clip's layout, in repositories of the hub
@@ -59,7 +59,7 @@ TURNED = ("visual_projection.weight", "text_projection.weight")  # open_clip mul
 
 
 class Embedder:
-    """A network whose first token stands for a picture, what reads pictures for it, and embeddings that are asked for
+    """A network whose first token stands for an image, what reads images for it, and embeddings that are asked for
     again. It never learns."""
 
     def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
@@ -71,7 +71,7 @@ class Embedder:
         return of_length_one(self.network(pixel_values=pixels.to(self.network.dtype)).last_hidden_state[:, 0])
 
     def embedded(self, picture: Media) -> Tensor:
-        """The embedding of a picture that others are compared with, made once: [D]."""
+        """The embedding of an image that others are compared with, made once: [D]."""
         return self.kept.get(picture.digest, lambda: self._embed(picture)).to(self.network.device)
 
     def _embed(self, picture: Media) -> Tensor:
@@ -91,9 +91,7 @@ class Contrastive(Embedder):
         self.siglip: bool = network.config.model_type == "siglip"
         wanted = network.config.vision_config.image_size
         if preprocessing.size != wanted:
-            raise UserError(
-                f"{place}: pictures become {preprocessing.size} pixels wide, and the network reads {wanted}"
-            )
+            raise UserError(f"{place}: images become {preprocessing.size} pixels wide, and the network reads {wanted}")
 
     def images(self, pixels: Tensor) -> Tensor:
         found = self.network.vision_model(pixel_values=pixels.to(self.network.dtype)).pooler_output
@@ -143,7 +141,7 @@ def load_contrastive(place: Path, dtype: str, device: str, names: tuple[str, ...
         place: folder in the layout of transformers, or folder or file in open_clip's.
         dtype, device: of the network.
         names: of the file of weights, where it is published under one of its own.
-        padded: pictures are padded to a square, as HPSv2 does it.
+        padded: images are padded to a square, as HPSv2 does it.
 
     Raises:
         UserError: it can't be loaded.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-FRAME = 256 * 28 * 28  # pixels that every picture is brought to, and that a frame has at most
+FRAME = 256 * 28 * 28  # pixels that every image is brought to, and that a frame has at most
 BASE_FILES = (CONFIG, "*.jinja", *WORDS)
 KINDS = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel"}
 EMBEDDINGS = "language_model.embed_tokens.weight"
@@ -170,7 +170,7 @@ def load_headed(
 
 @dataclass(frozen=True)
 class Patches:
-    """What the vision tower gets of one picture or clip."""
+    """What the vision tower gets of one image or clip."""
 
     rows: Tensor  # [N, 3 * T * P * P]: channel, time, y, x
     grid: tuple[int, int, int]  # time, height, width, in patches
@@ -178,7 +178,7 @@ class Patches:
 
 
 class Geometry:
-    """How a checkpoint's vision tower cuts pictures, without its processors: those of videos need torchvision."""
+    """How a checkpoint's vision tower cuts images, without its processors: those of videos need torchvision."""
 
     def __init__(self, folder: Path, vision: Any) -> None:
         """Args: ``vision`` is the configuration of the tower; the processor's file in the folder names the colours."""
@@ -195,7 +195,7 @@ class Geometry:
         return smart_resize(height, width, self.patch * self.merge, least, most)  # type: ignore[no-any-return]
 
     def picture(self, image: np.ndarray) -> Patches:
-        """A picture uint8 [H, W, 3], resized by Pillow."""
+        """An image uint8 [H, W, 3], resized by Pillow."""
         import numpy as np
         import torch
         from PIL import Image
@@ -205,7 +205,7 @@ class Geometry:
         return self.cut(torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None] * LEVEL)
 
     def tensor(self, picture: Tensor) -> Patches:
-        """The same of a picture [3, H, W] in [0, 1], with gradients; Pillow rounds between its two passes."""
+        """The same of an image [3, H, W] in [0, 1], with gradients; Pillow rounds between its two passes."""
         return self.cut(self._resized(picture.float()[None], FRAME, FRAME).clamp(0, 1))
 
     def clip(self, frames: np.ndarray, least: int, most: int) -> Patches:
@@ -231,7 +231,7 @@ class Geometry:
         return Patches(rows, grid, grid[0] * grid[1] * grid[2] // m**2)
 
     def _resized(self, x: Tensor, least: int, most: int) -> Tensor:
-        """Pictures [B, 3, H, W] of another size. Without antialiasing torch has another kernel than Pillow."""
+        """Images [B, 3, H, W] of another size. Without antialiasing torch has another kernel than Pillow."""
         import torch.nn.functional as F
 
         size = self.size(x.shape[2], x.shape[3], least, most)
@@ -295,7 +295,7 @@ class QuestionReader:
         if ids.count(placeholder) != len(shown):
             raise UserError(
                 f"by the chat template of base a question has {ids.count(placeholder)} places for {len(shown)} "
-                "pictures; give the instruct model that the reward was trained on"
+                "images; give the instruct model that the reward was trained on"
             )
         counts = iter(patches.tokens for patches in shown)
         wide = list(chain.from_iterable([i] * (next(counts) if i == placeholder else 1) for i in ids))

@@ -1,8 +1,8 @@
-"""What a network with published weights reads: pictures as Pillow resizes them, and with gradients; prompts as tokens.
+"""What a network with published weights reads: images as Pillow resizes them, and with gradients; prompts as tokens.
 
-Both ways of pictures agree within a third of a level of 255 in the mean. That needs interpolation with antialiasing,
+Both ways of images agree within a third of a level of 255 in the mean. That needs interpolation with antialiasing,
 whose cubic kernel is Pillow's, and a clamp, since Pillow clamps what overshoots; without antialiasing torch has another
-kernel, and pictures that are made smaller differ by tens of levels.
+kernel, and images that are made smaller differ by tens of levels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture becomes a square of pixels.
+    """How an image becomes a square of pixels.
 
     crop: the shorter side becomes ``shortest``, and the middle is cut out. stretch: both sides become ``size``. pad:
     the longer side becomes ``size``, with black beside the shorter one, on floats, as HPSv2 does it.
@@ -55,7 +55,7 @@ class Preprocessing:
     )
 
     def pictures(self, images: Sequence[np.ndarray]) -> Tensor:
-        """Pictures uint8 [H, W, 3], whose sizes may differ: [B, 3, size, size], normalised."""
+        """Images uint8 [H, W, 3], whose sizes may differ: [B, 3, size, size], normalised."""
         import numpy as np
         import torch
 
@@ -114,7 +114,7 @@ class Preprocessing:
 
 
 def read_preprocessing(folder: Path, usual: Preprocessing) -> Preprocessing:
-    """What a model's folder says of pictures; ``usual`` where it says nothing.
+    """What a model's folder says of images; ``usual`` where it says nothing.
 
     Raises:
         UserError: it asks for something that is not done here.
@@ -124,7 +124,7 @@ def read_preprocessing(folder: Path, usual: Preprocessing) -> Preprocessing:
     if other := [
         f"{name} is {settings[name]}" for name, done in STEPS.items() if settings.get(name) not in (None, done)
     ]:
-        raise UserError(f"{file} asks for what is not done to pictures here: {', '.join(other)}; give another model")
+        raise UserError(f"{file} asks for what is not done to images here: {', '.join(other)}; give another model")
     with understood(f"{file} can't be read"):
         colours = replace(
             usual,

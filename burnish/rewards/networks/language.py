@@ -64,7 +64,7 @@ def head_scores(
 
 
 def sees(folder: Path) -> bool:
-    """Whether a model reads pictures: it then has a processor."""
+    """Whether a model reads images: it then has a processor."""
     return any((folder / name).is_file() for name in PROCESSORS)
 
 
@@ -178,5 +178,5 @@ class HeadOptions(LoadedOptions):
 
 
 def _words(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without its pictures, videos and sounds."""
+    """A message without its images, videos and sounds."""
     return message | {"content": [part for part in message["content"] if part["type"] == "text"]}

@@ -134,23 +134,23 @@ OPERATORS: dict[str, Operator] = {
 
 
 def lines(pictures: Tensor, height: int) -> Tensor:
-    """Pictures [B, 3, H, W] RGB in [0, 1] as inputs of a recogniser: ``height`` pixels high, BGR in [-1, 1]."""
+    """Images [B, 3, H, W] RGB in [0, 1] as inputs of a recogniser: ``height`` pixels high, BGR in [-1, 1]."""
     width = max(round(pictures.shape[-1] * height / pictures.shape[-2]), 1)
     scaled = F.interpolate(pictures, (height, width), mode="bilinear", align_corners=False, antialias=True)
     return scaled.flip(1) * 2 - 1
 
 
 def log_likelihood(pictures: Tensor, answers: Sequence[Sequence[int]], graph: Graph, height: int) -> Tensor:
-    """Log-probability that each picture is read as its answer, per character (Graves et al. 2006, eq. 8).
+    """Log-probability that each image is read as its answer, per character (Graves et al. 2006, eq. 8).
 
     Args:
-        pictures: [B, 3, H, W] RGB in [0, 1].
+        images: [B, 3, H, W] RGB in [0, 1].
         answers: codes of the characters, at least one each; 0 is CTC's blank.
-        graph: pictures [B, 3, height, W] to logits [B, T, C].
+        graph: images [B, 3, height, W] to logits [B, T, C].
         height: of the graph's input, in pixels.
 
     Returns:
-        [B]; -inf where an answer has more characters than the picture has columns.
+        [B]; -inf where an answer has more characters than the image has columns.
     """
     logits = graph(lines(pictures.float(), height))
     count, columns, _ = logits.shape

@@ -32,7 +32,7 @@ class Dialogue:
     pictures: tuple[Any, ...] = field(default=(), compare=False, repr=False)  # PIL, in the order of their positions
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without pictures: scoring processes get text only."""
+        """Without images: scoring processes get text only."""
         return vars(self) | {"pictures": ()}
 
     @property
