@@ -69,7 +69,7 @@ def draw_members(groups: Sequence[ScoredGroup], n: int, *, update: int, seed: in
     for row, group in enumerate(groups):  # a prompt that comes again has samples with other numbers and noise
         first, members = n * uids[:row].count(group.uid), group.members
         if len(members) > n:
-            order = random.permutation(len(members), seed, "scored images", update, group.uid, first)
+            order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
             members = tuple(members[i] for i in sorted(order[:n]))
         found.append(ScoredGroup(members, first))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -9,20 +10,23 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 from pydantic import Field
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from burnish.data.conversation import converse
 from burnish.environments.base import POLL, Environment, Episode, Observation
@@ -33,6 +37,7 @@ from burnish.types.media import Kind, Media
 from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.json_text import parse_json
 
 LONGEST = 64 << 20  # bytes of a request: images come as base64
 MODEL = "policy"
@@ -89,76 +94,82 @@ class Address:
     """A server on this machine alone. Each program has a key, by which its requests are told from those of others."""
 
     def __init__(self) -> None:
+        import uvicorn
+
         self.asked: dict[str, queue.SimpleQueue[Request]] = {}
-
-        class Handler(_Handler):
-            asked = self.asked
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, args=(POLL,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        """As OPENAI_BASE_URL."""
-        return f"http://127.0.0.1:{self.server.server_port}/v1"
+        routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"  # as OPENAI_BASE_URL
+        about: dict[str, Any] = {
+            "log_level": "critical",
+            "lifespan": "off",
+            "ws": "none",
+            "timeout_graceful_shutdown": 1,
+        }
+        self.server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), **about))
+        threading.Thread(target=self.server.run, args=([listening],), daemon=True).start()
 
     def close(self) -> None:
         """Answer nothing any more."""
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.should_exit = True
 
-
-class _Handler(BaseHTTPRequestHandler):
-    asked: Mapping[str, queue.SimpleQueue[Request]]
-
-    def log_message(self, *_: Any) -> None:
-        """Requests are no news."""
-
-    def do_GET(self) -> None:
-        self._reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "burnish"}]})
-
-    def do_POST(self) -> None:
-        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        waiting = self.asked.get(key)
-        length = int(self.headers.get("Content-Length") or 0)
+    async def _complete(self, request: HttpRequest) -> Response:
+        """A chat completion, once the policy has written it."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        waiting, length = self.asked.get(key), int(request.headers.get("content-length") or 0)
         if waiting is None:
-            return self._refuse(401, f"the API key is not in OPENAI_API_KEY, or {OVER}")
-        if self.path.partition("?")[0] != "/v1/chat/completions":
-            return self._refuse(404, f"{self.path} is not answered, but /v1/chat/completions")
+            return _refused(401, f"the API key is not in OPENAI_API_KEY, or {OVER}")
         if length > LONGEST:
-            return self._refuse(413, f"the request has {length} bytes; at most {LONGEST} are read")
+            return _refused(413, f"the request has {length} bytes; at most {LONGEST} are read")
         try:
-            request = json.loads(self.rfile.read(length))
-            if request.get("stream") or request.get("n", 1) != 1:
-                raise ValueError("has stream or n; ask for one whole response")
-            tools = request.get("tools") or []
-            if not isinstance(request["messages"], list):
-                raise ValueError("has messages that are no list")
-            asked = Request(_as_prompt(request["messages"], tools), tools, Future())
+            asked = _read(parse_json(await request.body()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return self._refuse(400, f"the request {error}")
+            return _refused(400, f"the request {error}")
         waiting.put(asked)
-        while not asked.answer.done():
+        answer = asyncio.wrap_future(asked.answer)
+        while not answer.done():
             if key not in self.asked:
-                return self._refuse(410, OVER)
-            wait([asked.answer], POLL)
-        message = asked.answer.result()
+                return _refused(410, OVER)
+            await asyncio.wait([answer], timeout=POLL)
+        message = answer.result()
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        self._reply(200, about | {"model": MODEL, "choices": [choice]})
+        return JSONResponse(about | {"model": MODEL, "choices": [choice]})
 
-    def _refuse(self, status: int, why: str) -> None:
-        self._reply(status, {"error": {"message": why, "type": "invalid_request_error", "code": status}})
 
-    def _reply(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+async def _models(_: HttpRequest) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "burnish"}]})
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": {"message": why, "type": "invalid_request_error", "code": status}}, status)
+
+
+def _read(request: Any) -> Request:
+    """What is asked for.
+
+    Raises:
+        ValueError: it can't be read, or asks for what is not done here.
+    """
+    if request.get("stream") or request.get("n", 1) != 1:
+        raise ValueError("has stream or n; ask for one whole response")
+    if not isinstance(request["messages"], list):
+        raise ValueError("has messages that are no list")
+    tools = request.get("tools") or []
+    media: dict[Kind, list[Media]] = {"image": [], "video": [], "audio": []}
+    read = converse(request["messages"], media, Path.cwd())
+    prompt = Prompt(
+        text=read.text(),
+        messages=tuple(read.messages),
+        images=tuple(media["image"]),
+        videos=tuple(media["video"]),
+        audios=tuple(media["audio"]),
+        tools=read_tools(tools),
+    )
+    return Request(prompt, tools, Future())
 
 
 class _Program:
@@ -258,24 +269,6 @@ def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _as_prompt(messages: Any, tools: Any) -> Prompt:
-    """The conversation of a request.
-
-    Raises:
-        ValueError: it can't be read.
-    """
-    media: dict[Kind, list[Media]] = {"image": [], "video": [], "audio": []}
-    read = converse(messages, media, Path.cwd())
-    return Prompt(
-        text=read.text(),
-        messages=tuple(read.messages),
-        images=tuple(media["image"]),
-        videos=tuple(media["video"]),
-        audios=tuple(media["audio"]),
-        tools=read_tools(tools),
-    )
 
 
 def _as_openai(prompt: Prompt) -> list[dict[str, Any]]:

@@ -132,7 +132,7 @@ class Dialogues(ResponseEngine):
             own = isinstance(error, UserError)  # of the template, or of all images
             if observation.prompt is None and (own or not (observation.pictures or observation.videos)):
                 raise
-            return _reason(ValueError(f"the model can't read what it shows: {error}"))
+            return _reason(ValueError(f"the model's processor can't read what it shows: {error}"))
 
     def _written(self, row: DialogueRow) -> Encoded:
         """A conversation as the template writes it, with images and videos behind those of the prompt."""

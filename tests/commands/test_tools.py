@@ -120,7 +120,7 @@ def test_a_scorer_that_tiny_wrote_passes_and_wrong_pixels_are_found(name, tmp_pa
 def test_an_attack_names_the_cheats_that_score_as_high_as_an_honest_picture(tmp_path):
     (tmp_path / "own.py").write_text("def dark(images): return [1 - float(image.mean()) / 255 for image in images]")
     found = burnish("check-reward", "function", f"path={tmp_path}/own.py:dark", "--attack").out
-    share, cheats = re.search(r"cheatability ([\d.]+): .* picture: (.*)", " ".join(found.split())).groups()
+    share, cheats = re.search(r"cheatability ([\d.]+): .* image: (.*)", " ".join(found.split())).groups()
     assert {"black", "searched"} <= set(cheats.split(", "))
     assert "empty" not in cheats
     assert 0 < float(share) < 1

@@ -103,7 +103,7 @@ PICTURES: list[tuple[Any, str]] = [
 ]  # fmt: skip
 PAIRS: list[tuple[Any, str]] = [
     ({"prompt": "p", "chosen": "grey.png"}, "rejected"),
-    ({"prompt": "p", "chosen": "grey.png", "rejected": "grey.png"}, "same picture"),
+    ({"prompt": "p", "chosen": "grey.png", "rejected": "grey.png"}, "same image"),
 ]  # fmt: skip
 STEPS: list[tuple[Any, str]] = [
     (STEPWISE | {"labels": [1, 1.5]}, "from 0 to 1"), (STEPWISE | {"labels": [1]}, "each of 2 steps"),

@@ -100,7 +100,7 @@ def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
     assert told.words == "[picture]\n[video]\n?"
     assert (len(told.pictures), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
-    assert "error: OSError: a picture of 0 x 0 pixels" in asked(tools, call("empty")).words
+    assert "error: OSError: an image of 0 x 0 pixels" in asked(tools, call("empty")).words
     assert "error: ValueError: an array of uint8 [0, 28, 28, 3]" in asked(tools, call("later", a=0)).words
     tools = made("seeded")
 

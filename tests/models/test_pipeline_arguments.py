@@ -44,8 +44,8 @@ def call_of(kind, guidance, prompt, **rollout):
     ("KandinskyV22", BARE, {}, ["image_embeds"]),
     ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
     ("DiT", BARE, {}, ["'a cat'", "207"]),
-    ("Wan", PICTURED, {}, ["a cat", "picture"]),
-    ("WanImageToVideo", BARE, {}, ["a cat", "picture"]),
+    ("Wan", PICTURED, {}, ["a cat", "image"]),
+    ("WanImageToVideo", BARE, {}, ["a cat", "image"]),
     ("Wan", Prompt(text="a cat", inputs=(("mask_image", PICTURED.images[0]),)), {}, ["mask_image"]),
 ])  # fmt: skip
 def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):

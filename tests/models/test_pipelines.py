@@ -172,7 +172,7 @@ REFUSED = {  # what is named beside the class
     unseen.TwicePipeline: ["decrease"],
     unseen.RowsPipeline: ["2 rows for one sample"],
     unseen.OwnSchedulerPipeline: ["its own scheduler"],
-    unseen.LayersPipeline: ["2 pictures"],
+    unseen.LayersPipeline: ["2 images"],
     unseen.MomentumPipeline: ["momentum"],
     unseen.CombinedPipeline: ["UnseenPipeline"],
     unseen.BrokenPipeline: ["KeyError", "'offset'", "unseen.py"],

@@ -18,7 +18,7 @@ objects and background: Describe the key features of the input image (color, sha
 background), then explain how the user's text instruction should alter or modify the image.
 Generate a new image that meets the user's requirements while maintaining consistency with the original input
 where appropriate. You are an assistant designed to generate superior images with the superior degree of
-image-text alignment based on textual prompts or user prompts. Image 1: user assistant system
+image-text alignment based on textual prompts or user prompts. Picture 1: user assistant system
 The video moves slowly from left to right while the camera follows the ball, and the music plays in the background
 make it a watercolor painting, remove the car, add a hat to the person, put two apples on the table
 """
@@ -180,7 +180,7 @@ def generic() -> Any:
 
 
 def of_pictures() -> Any:
-    """Qwen's, with the tokens of images."""
+    """Qwen's, with the tokens of pictures."""
     return talking(qwen(), SPECIAL)
 
 
