@@ -86,7 +86,6 @@ class Request:
     """A chat completion that a program waits for."""
 
     prompt: Prompt
-    tools: list[dict[str, Any]]
     answer: Future[dict[str, Any]]
 
 
@@ -125,7 +124,7 @@ class Address:
             return _refused(413, f"the request has {length} bytes; at most {LONGEST} are read")
         try:
             asked = _read(parse_json(await request.body()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             return _refused(400, f"the request {error}")
         waiting.put(asked)
         answer = asyncio.wrap_future(asked.answer)
@@ -156,20 +155,20 @@ def _read(request: Any) -> Request:
     """
     if request.get("stream") or request.get("n", 1) != 1:
         raise ValueError("has stream or n; ask for one whole response")
-    if not isinstance(request["messages"], list):
-        raise ValueError("has messages that are no list")
-    tools = request.get("tools") or []
+    messages = request.get("messages")
+    if not isinstance(messages, list):
+        raise ValueError("has no list of messages")
     media: dict[Kind, list[Media]] = {"image": [], "video": [], "audio": []}
-    read = converse(request["messages"], media, Path.cwd())
+    read = converse(messages, media, Path.cwd())
     prompt = Prompt(
         text=read.text(),
         messages=tuple(read.messages),
         images=tuple(media["image"]),
         videos=tuple(media["video"]),
         audios=tuple(media["audio"]),
-        tools=read_tools(tools),
+        tools=read_tools(request.get("tools")),
     )
-    return Request(prompt, tools, Future())
+    return Request(prompt, Future())
 
 
 class _Program:
@@ -203,7 +202,7 @@ class _Program:
     def step(self, response: str) -> Observation:
         assert self.request is not None
         self.chat = self.request.prompt.messages
-        self.request.answer.set_result(self._message(response, self.request.tools))
+        self.request.answer.set_result(self._message(response, self.request.prompt.told(())))
         return self._next()
 
     def _message(self, response: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
