@@ -20,13 +20,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from starlette.applications import Starlette
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from burnish.data.conversation import converse
 from burnish.environments.base import POLL, Environment, Episode, Observation
@@ -38,6 +34,10 @@ from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
 
 LONGEST = 64 << 20  # bytes of a request: images come as base64
 MODEL = "policy"
@@ -93,7 +93,9 @@ class Address:
     """A server on this machine alone. Each program has a key, by which its requests are told from those of others."""
 
     def __init__(self) -> None:
-        import uvicorn
+        import uvicorn  # these for runs with agents alone
+        from starlette.applications import Starlette
+        from starlette.routing import Route
 
         self.asked: dict[str, queue.SimpleQueue[Request]] = {}
         routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
@@ -136,15 +138,21 @@ class Address:
         reason = "tool_calls" if message.get("tool_calls") else "stop"
         about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        return JSONResponse(about | {"model": MODEL, "choices": [choice]})
+        return _reply(about | {"model": MODEL, "choices": [choice]})
 
 
 async def _models(_: HttpRequest) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "burnish"}]})
+    return _reply({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "burnish"}]})
 
 
 def _refused(status: int, why: str) -> Response:
-    return JSONResponse({"error": {"message": why, "type": "invalid_request_error", "code": status}}, status)
+    return _reply({"error": {"message": why, "type": "invalid_request_error", "code": status}}, status)
+
+
+def _reply(content: dict[str, Any], status: int = 200) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content, status)
 
 
 def _read(request: Any) -> Request:
