@@ -1,7 +1,5 @@
 """Alarms that act: what each action changes, from when on, and that an interrupted run does the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 They were recorded by ``python -m benchmarks.alarms --record tests/alarms/recorded.json``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

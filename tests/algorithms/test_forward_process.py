@@ -1,7 +1,5 @@
 """Algorithms on noised samples, with a linear velocity in place of a network: what they mean, and which rows count."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

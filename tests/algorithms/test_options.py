@@ -1,7 +1,5 @@
 """Options of algorithms: what contradicts itself is refused, all others do something, and parts are chosen by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Algorithms that learn from responses, with tables in place of networks: what they mean, and which rows count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

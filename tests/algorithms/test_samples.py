@@ -1,7 +1,5 @@
 """Samples of a tiny generator: which steps count, what older weights sampled, rewards that are followed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

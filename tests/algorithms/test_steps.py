@@ -1,7 +1,5 @@
 """Policy gradients over denoising steps, with a linear velocity in place of a network."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

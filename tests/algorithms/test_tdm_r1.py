@@ -1,7 +1,5 @@
 """TDM-R1: its three losses by hand, and who learns from which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the board answers: numbers of runs and of several beside each other, only to itself, only by GET."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

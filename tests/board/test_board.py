@@ -1,7 +1,5 @@
 """The board as a person uses it, in a headless browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Runs with a checkpoint of each of three updates."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checkpoints of strangers run nothing, reach nothing outside, and are read or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Copies of checkpoints at an address: complete or not there, verified, and fetched only as far as they say."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints: which are kept, and what a run does about one that is damaged, of another run, or half written."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Configurations and scripts of other trainers become recipes, and nothing of them is lost in silence."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

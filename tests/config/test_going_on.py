@@ -1,7 +1,5 @@
 """A run's folder: what an attempt that goes on may find in it, and what it may not change."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """GPUs: what a recipe states about its machine, what gpus=N makes of it, and machines that have too few of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Models, adapters, tokenizers and scorers of the Hugging Face hub: what is fetched, and which commit a run keeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What options a run gets: defaults, recipes, variants, the command line, and what one option decides about others."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

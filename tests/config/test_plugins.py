@@ -1,7 +1,5 @@
 """Code of users is opened before anything is checked, by name and by path; what is wrong with it is told."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The recipes that ship: each has the values of its source, says what is missing here, fits its model and its GPUs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Records with answers: demonstrations, preferences, judgements, scores, steps, and finished pictures."""
 
-from __future__ import annotations
-
 import base64
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Pictures, videos and sounds: what they are read as, within which limits, and that nothing broken starts a run."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """In which order records are drawn: by the seed, in shares, by code of the user; and how a run goes on in it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every form of record that a prompt or a question may have, and what is made of it."""
 
-from __future__ import annotations
-
 import base64
 import re
 

@@ -1,7 +1,5 @@
 """Named sets: what is shipped, made, fetched and read of the hub, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

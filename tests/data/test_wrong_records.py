@@ -1,7 +1,5 @@
 """Records and files that can't be read: each is named with its file and its place, and with what is wrong in it."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

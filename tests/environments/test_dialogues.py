@@ -1,7 +1,5 @@
 """Dialogues with environments: tools, the pictures that they show, a game, and runs that learn from them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

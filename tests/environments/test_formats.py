@@ -1,7 +1,5 @@
 """Calls as families of models write them: all that is one is read, and what is nearly one is told to the model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Suites: what is refused, which scorers are found out by checks, what a number is worth, and what is compared."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Alarms are raised once, recorded, over when they are, the same after resuming, and can be left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

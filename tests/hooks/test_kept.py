@@ -1,7 +1,5 @@
 """What a run keeps as it goes, also where it is killed or learns nothing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

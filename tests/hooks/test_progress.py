@@ -1,7 +1,5 @@
 """What a run says while it trains."""
 
-from __future__ import annotations
-
 import io
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """When a run stops before its end: an announced end of the machine."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

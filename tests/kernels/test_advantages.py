@@ -1,7 +1,5 @@
 """Advantages: published numbers, closed forms, and what must hold for any rewards."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Schedules, transitions, guidance and windows against the field's reference implementations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift

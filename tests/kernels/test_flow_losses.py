@@ -1,7 +1,5 @@
 """Losses of generators by matching and by comparison: published numbers, gradients, closed forms."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

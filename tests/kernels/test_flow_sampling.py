@@ -1,7 +1,5 @@
 """The denoising loop and its solvers: what is recorded and shared, orders of convergence, rows on their own."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Noise levels, transitions and windows: closed forms, marginals, diffusers' own numbers."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

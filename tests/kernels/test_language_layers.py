@@ -1,7 +1,5 @@
 """The head by chunks, attention over segments, layouts of rows, norms and the cache."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Decoding: filters, options, numbers by key, and that the trainer sees what was sampled."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

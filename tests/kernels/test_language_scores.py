@@ -1,7 +1,5 @@
 """Log-probs of responses are those of transformers' own forward, in every layout and architecture, in any turn."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers with adapters as one function: peft's values and gradients, in fewer operations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model

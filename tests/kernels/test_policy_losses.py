@@ -1,7 +1,5 @@
 """Clipped ratios and the other surrogates: published numbers, closed forms, gradients, and what must not break them."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

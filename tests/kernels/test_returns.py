@@ -1,7 +1,5 @@
 """Rewards in time: returns, where rewards stand, whitening, and which samples are compared."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

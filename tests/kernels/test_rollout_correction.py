@@ -1,7 +1,5 @@
 """Importance weights and rejection: published numbers, and what must hold for any mask."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

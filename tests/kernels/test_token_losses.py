@@ -1,7 +1,5 @@
 """Losses of tokens and responses besides the surrogates: value, balance, entropy, KL, preferences, reward models."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

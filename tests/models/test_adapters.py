@@ -1,7 +1,5 @@
 """Adapters: where they go, what they compute beside and in the weights, and going on from those on disk."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """How networks run changes no number beyond rounding: checkpointing by block, attention backends, compiled blocks."""
 
-from __future__ import annotations
-
 import pytest
 from diffusers.models import attention_dispatch
 

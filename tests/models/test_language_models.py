@@ -1,7 +1,5 @@
 """Language models of any class train as they are, are saved as transformers has them, or are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

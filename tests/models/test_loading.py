@@ -1,7 +1,5 @@
 """Folders as users have them: in other precisions and variants, damaged, foreign, with code, or no model at all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

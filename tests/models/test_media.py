@@ -1,7 +1,5 @@
 """Pictures, videos and sounds of prompts: as transformers' own processors make them, with and without torchvision."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

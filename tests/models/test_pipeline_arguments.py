@@ -1,7 +1,5 @@
 """What a pipeline's own call is given, by its signature; prompts that are cut; schedulers; and few-step models."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pipelines of any class draw, learn and are saved as diffusers alone has them, or are refused with what they do."""
 
-from __future__ import annotations
-
 import gc
 import math
 import shutil

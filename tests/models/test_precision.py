@@ -1,7 +1,5 @@
 """Half precision: what rests in it, that no policy is told from itself by rounding, and what is exported of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel

@@ -1,7 +1,5 @@
 """Frozen weights in fewer bits: what learns on them, and what is exported."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """What a model can not do is refused with the option, before its weights are loaded."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.model_runs import refused

@@ -1,7 +1,5 @@
 """Chat templates: turns, their ends, tools, what users write, templates and tokenizers of the user's own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Tiny models are made by their names, and small."""
 
-from __future__ import annotations
-
 from tests.support.tiny_run import burnish
 
 LARGEST = 5 << 20  # bytes of a directory

@@ -1,7 +1,5 @@
 """What ``burnish plan`` prints, as numbers, and models of any size to plan with."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Forecasts beside counted runs: what a run on fake tensors holds is what one on real ones holds."""
 
-from __future__ import annotations
-
 import weakref
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a plan counts, what it chooses and advises, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

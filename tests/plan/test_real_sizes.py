@@ -3,8 +3,6 @@
 Limits count what a GPU must have: the peak, fragments, CUDA, and the networks of rewards beside it.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

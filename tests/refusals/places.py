@@ -1,7 +1,5 @@
 """Recipes that would run, and beside them files that would not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes that are refused, as text, and what the message must have."""
 
-from __future__ import annotations
-
 RECIPES: dict[str, tuple[str, list[str]]] = {
     "broken YAML": ("steps: 3\nmodel: [", ["line"]),
     "tab": ("model:\n\tpath: x", ["line"]),

@@ -1,7 +1,5 @@
 """What can't be run ends with exit code 2 and a message that names it, before weights are read, and leaves nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

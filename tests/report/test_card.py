@@ -1,7 +1,5 @@
 """What a model card says: texts of others are shown as text, and licences are those that a base's own card states."""
 
-from __future__ import annotations
-
 import pytest
 
 from burnish.report.card import licence_of, read_licence

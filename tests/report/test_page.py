@@ -1,7 +1,5 @@
 """The page about a run: samples are seen first, anyone's folder can be shown, and it asks nothing of a network."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the report of a run says is what its numbers say: measures, sentences, warnings, alarms, prompts, charts."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rewards that hang, crash, raise, lie or give nonsense: what is missing is never zero, nor another sample's value."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

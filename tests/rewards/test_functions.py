@@ -1,7 +1,5 @@
 """Functions and classes of users as rewards: they get what their parameters name, and may return what they like."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GenEval: its rules on hand-made boxes, its detector as mmdet reads it, and its colours, on tiny random networks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """HPSv3, EditReward and VideoAlign against their formulas, written down once more with the library's own parts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Rewards that look at pixels alone, read text, or follow what moves: published values, closed forms, and gradients."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

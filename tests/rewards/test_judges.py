@@ -1,7 +1,5 @@
 """Models as judges, behind an address and in this process: what is asked, what is read, and what has no value."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Several rewards become one: weights by label and update, caps, gates, products, own functions, and normalisation."""
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from collections.abc import Mapping

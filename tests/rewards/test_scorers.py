@@ -1,7 +1,5 @@
 """Learned rewards on pictures with tiny weights, against the networks and the pixels that their authors publish."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

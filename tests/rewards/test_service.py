@@ -1,7 +1,5 @@
 """Rewards behind an address: what is asked of servers, and a server whose clients are many, slow or wrong."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Rewards on text by rules: what is right in how many spellings, what is not, and that no text takes long to read."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Batches by reference: what is read is what was stored, bit for bit, nobody else's, and no more than is needed."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 

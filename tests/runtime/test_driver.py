@@ -1,7 +1,5 @@
 """What a run on Ray tells without workers: whether pools fit, what a device says, and where it listens."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

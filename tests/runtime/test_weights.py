@@ -1,7 +1,5 @@
 """Weights on their way from trainers to samplers: buckets, checksums that notice any byte, and both sides of a sync."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers on one small Ray: called together and one by one, dead, late, replaced, judging, and given weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 The run is killed after its seventh update, with a checkpoint of its fifth, and goes on from there to its ninth.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

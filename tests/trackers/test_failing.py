@@ -1,7 +1,5 @@
 """A tracker that hangs, is down or broken never stops or slows a run, and what it missed it gets later."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Of a folder that somebody else wrote, trackers are sent nothing that lies outside."""
 
-from __future__ import annotations
-
 import json
 
 from burnish.config.run_folder import RunFolder

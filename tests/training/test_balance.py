@@ -1,7 +1,5 @@
 """Experts of a mixture in even use: the loss beside the algorithm's own, however a batch is laid out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.optional import seldom

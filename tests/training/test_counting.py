@@ -1,7 +1,5 @@
 """Operations counted without values, beside PyTorch's own count and counts by hand; peaks of devices, and profiles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """An average of the weights: how its decay grows, what it holds, and that training never notices it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that share the experts of a mixture learn what one rank learns, go on bit for bit, and save and send it all."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Optimizers of libraries, learning rate schedules and gradient clipping."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

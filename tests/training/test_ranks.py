@@ -1,7 +1,5 @@
 """Ranks agree, stop together, sum the gradients of what only some of them have, and hold no more than their share."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """Ranks that split sequences learn what one rank learns: losses and gradients of all weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What must hold of an update: how it is cut into pieces changes nothing, and what is not a number is not learned."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden.runs import HALVES

@@ -1,7 +1,5 @@
 """Requests to servers that are slow, lie, send elsewhere or are away: every wait ends, and no token goes astray."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

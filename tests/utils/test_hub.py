@@ -1,7 +1,5 @@
 """Models and data sets of the Hugging Face hub: what is fetched, what is refused, and who sees the token."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

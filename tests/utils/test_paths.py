@@ -1,7 +1,5 @@
 """What a command finds stays as it is: files of others, full and closed disks, links, paths that are none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

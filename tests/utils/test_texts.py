@@ -1,7 +1,5 @@
 """Texts of strangers: nothing raw on a terminal."""
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -1,7 +1,5 @@
 """Folders of weights as they arrive on a disk: whole ones load, all others are refused with the file and the tensor."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
