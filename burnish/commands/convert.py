@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,7 +73,8 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         raise UserError(f"--output is {output}; give a .yaml file that does not exist yet")
     with TemporaryDirectory() as folder:
         place = target or Path(folder) / f"{path.stem}.yaml"
-        text = "\n".join([*_comments(conversion, path, place, others), "", *conversion.lines(), ""])
+        lines = [*_comments(conversion, path, place, others), "", *conversion.lines(), ""]
+        text = "\n".join(" ".join(line.splitlines()) for line in lines)  # names and values may come from somebody else
         with writing(place):
             write_atomically(place, text.encode())
         if target is None:
@@ -86,10 +88,10 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
 
 def _comments(conversion: Conversion, source: Path, place: Path, others: int) -> Iterator[str]:
     """What stands above a recipe of one command, beside which a script has ``others``."""
-    yield f"# Converted from {on_one_line(source.name)} of {conversion.project} by Burnish {__version__}."
+    yield f"# Converted from {source.name} of {conversion.project} by Burnish {__version__}."
     machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
     of = f"    # {', '.join(machine)}" if machine else ""
-    yield f"# {' '.join(['burnish train', on_one_line(place.name), *conversion.words])}{of}"
+    yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}{of}"
     if others:
         yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
     if made_up := {
@@ -104,10 +106,9 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     for kind, title in GROUPS:
         by_reason: dict[str, list[str]] = {}
         for name, why in getattr(conversion, kind).items():
-            value = on_one_line(show(conversion.stated[name]))
-            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={value:.60}")
+            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={show(conversion.stated[name]):.60}")
         if by_reason:
-            yield f"#\n# {title}"
+            yield from ("#", f"# {title}")
         for why, names in by_reason.items():
             yield f"#   {', '.join(names)}{f': {why}' if why else ''}"
 
@@ -154,7 +155,7 @@ class Conversion:
         trainer = trainers()[self.project]
         leaves = list(_leaves(nest(self.given), trainer))
         self.stated = {trainer.find(name): value for name, value in leaves}
-        self.written = {trainer.find(name): on_one_line(name) for name, _ in leaves}
+        self.written = {trainer.find(name): name for name, _ in leaves}
         self._values = trainer.defaults | self.stated
         places = {name: place for place, name in enumerate(trainer.names)}  # what stands later in the table decides
         for name in sorted(self._values, key=lambda name: places.get(name, -1)):
@@ -262,7 +263,7 @@ def _paths(option: str) -> Iterator[str]:
 
 
 def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:
-    """YAML of a section; names and values may come from somebody else."""
+    """YAML of a section."""
     indent = "  " * above.count(".")
     for name, value in tree.items():
         option = f"{above}{name}"
@@ -278,11 +279,6 @@ def _scalar(value: Any) -> str:
     """A name or a value in YAML, on one line whatever is in it."""
     text = show(value)
     return text if len(text.splitlines()) == 1 else json.dumps(value)
-
-
-def on_one_line(text: str) -> str:
-    """A text of others as a part of a comment."""
-    return " ".join(text.split())
 
 
 def _rewards(known: Mapping[str, Any], given: Any, weights: Any = None) -> dict[str, Any]:

@@ -108,8 +108,9 @@ def test_names_and_values_of_others_stay_in_their_lines(tmp_path):
     tree = parse(own) | {f"x{line}": f"y{line}", "plugins": [f"{tmp_path}/evil.py"]}
     tree["worker"]["reward"]["reward_function_kwargs"] = {f"z{line}": [f"z{line}"]}
     tree["data"]["format_prompt"] = f"a {line}\u2028b"
+    tree["trainer"]["n_gpus_per_node"] = f"'8{line}'"
     (tmp_path / "theirs.yaml").write_text(json.dumps(tree))
-    command("convert", tmp_path / "theirs.yaml", "-o", tmp_path / "mine.yaml")
+    command("convert", tmp_path / "theirs.yaml", "-o", tmp_path / "mine.yaml", status=2)
     made = parse((tmp_path / "mine.yaml").read_text())
     assert "plugins" not in made
     assert made["data"]["template"] == f"a {line}\u2028b"
