@@ -192,6 +192,7 @@ class _Program:
         address, key = self.address, secrets.token_urlsafe(24)
         address.asked[key] = self.asked
         self.out, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115, closed with this
+        direct = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"  # whatever proxy there is
         with tempfile.TemporaryFile() as given:
             record = prompt.info | {"messages": _as_openai(prompt), "answer": prompt.answer, "seed": seed}
             given.write(json.dumps(record).encode())
@@ -201,7 +202,7 @@ class _Program:
                 stdin=given,
                 stdout=self.out,
                 stderr=self.errors,
-                env=os.environ | {"OPENAI_BASE_URL": address.url, "OPENAI_API_KEY": key},
+                env=os.environ | {"OPENAI_BASE_URL": address.url, "OPENAI_API_KEY": key, "no_proxy": direct},
                 start_new_session=True,
             )
         weakref.finalize(self, _end, self.process, address.asked, key)

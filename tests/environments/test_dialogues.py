@@ -245,6 +245,7 @@ def test_the_example_s_recipe_reads_the_files_that_it_writes(grid, tmp_path):
 @pytest.mark.usefixtures("grid")
 def test_the_game_is_played_by_a_program_that_knows_nothing_of_burnish(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     given = ["model.path=burnish:vlm_quickstart/model", f"data.train_files={tmp_path}/questions.jsonl", "rollout.n=4"]
     small = [
         "data.train_batch_size=2",
