@@ -22,8 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from burnish.options import ServiceOptions
-from burnish.rewards import protocol
 from burnish.rewards.base import RewardInputs
+from burnish.rewards.remote import ScoreData, ScoreReply, ScoreRequest, problem, shortened
 from burnish.rewards.scoring import Scorer
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
@@ -39,9 +39,7 @@ PATIENCE = 2.0  # seconds for what a refused client still sends: closing at once
 class _Asked:
     samples: Sequence[Any]
     prompts: Sequence[Prompt]
-    scores: asyncio.Future[list[protocol.ScoreData]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    scores: asyncio.Future[list[ScoreData]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Service:
@@ -103,7 +101,7 @@ class Service:
             scores = await asked.scores
         finally:
             self.waiting -= len(samples)
-        reply = protocol.Reply(scores=scores)
+        reply = ScoreReply(scores=scores)
         self.counts['burnish_requests_total{status="200"}'] += 1
         self.counts["burnish_request_seconds_sum"] += time.perf_counter() - begun
         return Response(reply.model_dump_json(), media_type="application/json")
@@ -147,9 +145,9 @@ class Service:
     def _decode(self, body: bytearray) -> tuple[list[Any], list[Prompt]]:
         """In a thread, so that others are answered meanwhile."""
         try:
-            return protocol.Request.model_validate_json(body).read(self.options.max_pixels)
+            return ScoreRequest.model_validate_json(body).read(self.options.max_pixels)
         except ValueError as error:
-            why = protocol.problem(error) if isinstance(error, ValidationError) else str(error)
+            why = problem(error) if isinstance(error, ValidationError) else str(error)
             raise HTTPException(400, f"the request can't be read: {why[:500]}") from None
 
     async def _refused(self, request: Request, error: Exception) -> Response:
@@ -184,7 +182,7 @@ class Service:
                 if not asked.scores.done():  # the client has not gone away
                     asked.scores.set_result(own)
 
-    async def _scores(self, batch: Sequence[_Asked]) -> list[protocol.ScoreData]:
+    async def _scores(self, batch: Sequence[_Asked]) -> list[ScoreData]:
         """On the samples of several requests, which are compared with those of the same prompt and request alone."""
         samples = [sample for asked in batch for sample in asked.samples]
         if not samples:
@@ -201,14 +199,14 @@ class Service:
         return [_score(scores, row) for row in range(len(samples))]
 
 
-def _score(scores: Scores, row: int) -> protocol.ScoreData:
+def _score(scores: Scores, row: int) -> ScoreData:
     """What is answered about a sample: the sum as the value, and each component by name."""
     named = dict(zip(scores.names, scores.components[row].tolist(), strict=True)) | scores.further[row]
     answer = next(iter(scores.answers[row].values()), None)
-    return protocol.ScoreData(
+    return ScoreData(
         value=None if scores.missing[row] else float(scores.reward[row]),
         values={name: number for name, number in named.items() if not math.isnan(number)},
-        note=protocol.shortened(scores.notes[row]),
-        fault=protocol.shortened(scores.faults[row].partition("\n")[0]),
-        answer=None if answer is None else protocol.shortened(answer),
+        note=shortened(scores.notes[row]),
+        fault=shortened(scores.faults[row].partition("\n")[0]),
+        answer=None if answer is None else shortened(answer),
     )
