@@ -182,7 +182,7 @@ VERBS = {
     "runs": Verb("show:runs", "Reading {folder}"),
     "compare": Verb("show:compare", "Reading the runs"),
     "reproduce": Verb("reproduce:reproduce", "Reading {run}"),
-    "board": Verb("serve:board"),
+    "board": Verb("board:board", "Reading {folder}"),
     "recipes": Verb("show:recipes", "Reading the recipes"),
     "config": Verb("show:config", "Reading {recipe}"),
     "plan": Verb("plan:plan", "Reading {recipe}"),

@@ -1,6 +1,6 @@
 """JSON over HTTP to servers that are not trusted: every wait ends, no redirect is followed, and a reply is bounded.
 
-And what servers of ours need: whether an address is local, and deadlines for connections without a request.
+And servers of ours: sockets, whether an address is local, and deadlines for connections without a request.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import math
 import os
 import random
+import signal
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from burnish.utils.addresses import secret_in
@@ -25,10 +27,15 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.user_code import awaited
 
+if TYPE_CHECKING:
+    import uvicorn
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between tries, doubled each time
 LONGEST_REST = 30.0  # seconds for which a server that fails is left alone, while there are others
 LARGEST = 16 << 20  # bytes of a reply
 SHOWN = 200  # characters of a server's own explanation in a message
+BACKLOG = 2048  # connections that wait to be accepted
+HEAD = 32 << 10  # bytes of a request's headers
 TRY_AGAIN = (408, 425, 429)  # the server is busy; other 4xx are errors of the request
 
 
@@ -294,3 +301,52 @@ def punctual(seconds: float) -> type[asyncio.Protocol]:
             self._deadline = None
 
     return Punctual
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address: from now on clients wait, while the rest is loaded."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UserError(f"can't listen at {host}, port {port}: {error.strerror}; choose another --port") from None
+    return listening
+
+
+def server(app: Any, *, connections: int, idle: int, farewell: int) -> uvicorn.Server:
+    """A server.
+
+    Args:
+        app: that answers.
+        connections: at most.
+        idle: seconds that one may be.
+        farewell: seconds that requests get when the server ends.
+    """
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=punctual(idle),
+            ws="none",
+            lifespan="auto",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=connections,
+            timeout_keep_alive=idle,
+            timeout_graceful_shutdown=farewell,
+            h11_max_incomplete_event_size=HEAD,
+        )
+    )
+
+
+def serve(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Answer until a signal ends it."""
+    # uvicorn raises the signal that ended it once more, when all requests are answered
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    server.run(sockets=[listening])

@@ -8,8 +8,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from burnish.commands.serve import HOST, board_server, bound
+from burnish.commands.board import HOST, board_server
 from burnish.config.run_folder import RunFolder
+from burnish.utils.http import bound
 
 EVIL = "\"'></title></style></script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>\x1b[31m{{7*7}}"
 SECONDS = 30.0

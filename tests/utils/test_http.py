@@ -10,8 +10,7 @@ from contextlib import closing
 import pytest
 import uvicorn
 
-from burnish.commands.serve import HOST, bound
-from burnish.utils.http import LARGEST, HttpError, Servers, punctual, read_token
+from burnish.utils.http import LARGEST, HttpError, Servers, bound, punctual, read_token
 from tests.support.http_servers import dripping, json_server
 from tests.support.tiny_run import burnish
 
@@ -112,7 +111,7 @@ async def slow(scope, receive, send):
 @pytest.fixture(scope="module")
 def port():
     """Of a server of ours, which gives a request so many seconds to come."""
-    with closing(bound(HOST, 0)) as listening:
+    with closing(bound("127.0.0.1", 0)) as listening:
         options = {"lifespan": "off", "log_level": "critical", "timeout_keep_alive": 9}
         server = uvicorn.Server(uvicorn.Config(slow, http=punctual(SECONDS), **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -1,4 +1,4 @@
-"""The board: a local page about the runs in a folder, which follows those that run. Everything is only read."""
+"""burnish board: a local page about the runs in a folder, which follows those that run. Everything is only read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import io
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from PIL import Image
 from starlette.applications import Starlette
@@ -39,8 +40,14 @@ from burnish.report.runs import (
 )
 from burnish.report.summary import Summary
 from burnish.utils.errors import UserError
+from burnish.utils.http import bound, serve, server
+from burnish.utils.reading import checked_path
 from burnish.utils.records import cached, leads_out, stamp
 
+if TYPE_CHECKING:
+    import uvicorn
+
+HOST = "127.0.0.1"  # never another one: it has no accounts
 MOST_COMPARED = 12
 LONGEST_QUERY = 4000
 PAUSE = 1.0  # seconds for which the runs that were found are taken to be all
@@ -63,6 +70,33 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+def board(folder: str = "runs", *, port: Annotated[int, 0, 65535] = 8010) -> int:
+    """Show the runs in a folder on a local page.
+
+    Examples:
+        burnish board
+        burnish board runs --port 0
+
+    Args:
+        folder: where runs are, or one of them
+        port: of this machine; 0 takes a free one
+    """
+    root = checked_path(folder, "FOLDER")
+    if not root.is_dir():
+        raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
+    with closing(bound(HOST, port)) as listening:
+        port = listening.getsockname()[1]
+        print(f"The board of {root} is at http://{HOST}:{port}/; Ctrl-C ends it", flush=True)
+        serve(board_server(root, port), listening)
+    return 0
+
+
+def board_server(root: Path, port: int) -> uvicorn.Server:
+    """The server of a board that is reached at a port of this machine."""
+    hosts = frozenset(f"{name}:{port}" if port != 80 else name for name in (HOST, "localhost"))
+    return server(Board(root.resolve(), hosts).app(), connections=64, idle=30, farewell=2)
 
 
 class Board:
