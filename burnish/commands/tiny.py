@@ -1,21 +1,66 @@
-"""burnish tiny: a pipeline, a language model or a reward of real classes, random weights, small enough for a CPU."""
+"""burnish tiny: a pipeline, a language model or a reward of real classes, random weights, small enough for a CPU.
+
+Rewards are written in the layouts in which the real ones are published.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 import shlex
 import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from burnish.models.tiny import ALL, LANGUAGE, Tiny, TinyLanguage, describe
-from burnish.rewards.tiny import SCORERS, TinyScorer, scorer_named
-from burnish.rewards.tiny import write as write_scorer
+from burnish.models.loading import quietly
+from burnish.models.tiny import ALL, LANGUAGE, Tiny, TinyLanguage, describe, language
+from burnish.models.tiny.language import draw_weights
+from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
+from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
+from burnish.rewards.images.learned import (
+    AESTHETIC_FILES,
+    BLIP_FILE,
+    BLIP_HEAD,
+    BLIP_NAMES,
+    BLIP_SIZES,
+    RELEASES,
+    blip_towers,
+)
+from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
+from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
+from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
+from burnish.rewards.networks.inputs import FILE as PREPROCESSOR
+from burnish.rewards.networks.loading import published_name
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import MARK, check_output
 from burnish.utils.reading import checked_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HIDDEN = 32  # values of a token in tiny language models
+SIZE, PATCH = 56, 14  # pixels of a picture, and of a patch
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
+SHARED = 24  # width of the space of pictures and texts
+WIDTH = 128  # of BLIP's towers: two heads
+HEAD = (0, 3, 5), (HIDDEN, 24, 8, 2)  # numbers and widths of the layers of a head
+RANK, ALPHA = 2, 4.0  # of an adapter
+ADAPTED = [[name, "weight"] for name in ("q_proj", "v_proj", "o_proj", "gate_proj")]
+RATING = "Rate the picture.\nTextual prompt - {prompt}\n\n\nPlease provide the overall ratings of this image: "
+QUALITIES = "Rate the clip.\nQuality: <|VQ_reward|>\nMotion: <|MQ_reward|>\nText - {prompt}\nAlignment: <|TA_reward|>\n"
+ABOUT_CLIPS = {
+    "data_config": {"fps": 2.0, "num_frames": None, "max_frame_pixels": FRAME, "sample_type": "uniform"},
+    "model_config": {"use_special_tokens": True, "output_dim": 3},
+    "peft_lora_config": {"lora_r": RANK, "lora_alpha": ALPHA},
+    "inference_config": {"VQ_mean": 0.5, "VQ_std": 2.0, "MQ_mean": -0.5, "MQ_std": 1.5, "TA_mean": 0.25, "TA_std": 0.5},
+}
 
 
 def tiny(
@@ -60,7 +105,7 @@ def tiny(
         if not force:
             raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
     with terminal.loading_pytorch():
-        from burnish.models.tiny import build, language
+        from burnish.models.tiny.build import write
     if not isinstance(model, TinyScorer) and (absent := model.missing()):
         raise UserError(f"{model.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
     with writing(folder), terminal.progress(f"Writing {name}"):
@@ -71,7 +116,7 @@ def tiny(
         elif isinstance(model, TinyLanguage):
             language.write(model, folder, seed)
         else:
-            build.write(model, folder, seed)
+            write(model, folder, seed)
         (folder / MARK).write_text("tiny")
     terminal.say("\n".join(_usage(model, folder)))
     return 0
@@ -110,3 +155,303 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
         *takes,
     ]
+
+
+# learned rewards
+
+
+@dataclass(frozen=True)
+class TinyScorer:
+    """A learned reward at a size that a CPU runs in milliseconds."""
+
+    name: str
+    """Of the reward."""
+    write: Callable[[Path, int], None]
+    """Writes a checkpoint of a seed into a folder."""
+    options: Mapping[str, str | list[str] | None]
+    """Of the reward, for such a folder: DIR stands for it."""
+
+    def given(self, folder: Path) -> dict[str, Any]:
+        """The options for a folder."""
+        return json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))  # type: ignore[no-any-return]
+
+
+def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:
+    from transformers import CLIPConfig, CLIPModel
+
+    reader = clip()
+    words = {"vocab_size": len(reader), "eos_token_id": reader.eos_token_id, "bos_token_id": reader.bos_token_id}
+    shared = {"projection_dim": SHARED, "hidden_act": act, "intermediate_size": wide}
+    config = CLIPConfig(
+        text_config={**TOWER, **words, "max_position_embeddings": 77, **shared},
+        vision_config={**SEES, **shared},
+        projection_dim=SHARED,
+    )
+    network = _save(CLIPModel, config, folder, seed)
+    reader.save_pretrained(folder)
+    _describe(folder, {"shortest_edge": SIZE}, CLIP_MEAN, CLIP_STD, crop=SIZE)
+    return network
+
+
+def _siglip(folder: Path, seed: int) -> None:
+    reader = t5()
+    reader.pad_token = reader.eos_token  # SigLIP pads with the end
+    _siglip_network(folder, seed, reader)
+
+
+def _siglip2(folder: Path, seed: int) -> None:
+    from transformers import Siglip2Tokenizer
+
+    words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
+    kind: Any = Siglip2Tokenizer
+    _siglip_network(folder, seed, kind(vocab=words, merges=merges, padding_side="right", model_max_length=64))
+
+
+def _siglip_network(folder: Path, seed: int, reader: Any) -> None:
+    from transformers import SiglipConfig, SiglipModel
+
+    words = {"vocab_size": len(reader), "max_position_embeddings": 64, "projection_size": TOWER["hidden_size"]}
+    ends = {name: getattr(reader, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _save(SiglipModel, SiglipConfig(text_config={**TOWER, **words, **ends}, vision_config=SEES), folder, seed)
+    reader.save_pretrained(folder)
+    _describe(folder, {"height": SIZE, "width": SIZE}, HALF, HALF)
+
+
+def _clap(folder: Path, seed: int) -> None:
+    """Of sounds of up to a second, at a low rate."""
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
+
+    reader = t5()
+    words = {"vocab_size": len(reader), "max_position_embeddings": 80, "pad_token_id": reader.pad_token_id}
+    hears = {
+        "num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "window_size": 4,
+        "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 16, "hidden_size": 32,
+        "num_hidden_layers": 2,
+    }  # fmt: skip
+    shared = {"projection_dim": SHARED}
+    config = ClapConfig(text_config={**TOWER, **words, **shared}, audio_config={**hears, **shared}, **shared)
+    _save(ClapModel, config, folder, seed)
+    reader.save_pretrained(folder)
+    ClapFeatureExtractor(
+        feature_size=16, sampling_rate=1600, hop_length=10, max_length_s=1, fft_window_size=64, frequency_max=800,
+        truncation="rand_trunc",
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def _dino(folder: Path, seed: int) -> None:
+    from transformers import Dinov2Config, Dinov2Model
+
+    _save(Dinov2Model, Dinov2Config(**SEES), folder, seed)
+    _describe(folder, {"shortest_edge": SIZE + 8}, IMAGENET_MEAN, IMAGENET_STD, crop=SIZE)
+
+
+def _made(make: Callable[[], Any], seed: int) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = make()
+    draw_weights(network, seed)
+    return network
+
+
+def _save(kind: Any, config: Any, folder: Path, seed: int) -> Any:
+    network = _made(lambda: kind(config), seed)
+    network.save_pretrained(folder)
+    return network
+
+
+def _describe(folder: Path, size: Mapping[str, int], mean: Any, std: Any, crop: int | None = None) -> None:
+    told = {"do_resize": True, "size": size, "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255,
+            "do_normalize": True, "image_mean": mean, "image_std": std, "do_center_crop": crop is not None}  # fmt: skip
+    (folder / PREPROCESSOR).write_text(json.dumps(told if crop is None else told | {"crop_size": crop}))
+
+
+def _hpsv2(folder: Path, seed: int) -> None:
+    """open_clip's layout, with the wrapping and the names of the published file."""
+    import torch
+
+    width = TOWER["hidden_size"]
+    network = _clip(folder, seed, "gelu", wide=4 * width)
+    for file in (PREPROCESSOR, "config.json", "model.safetensors"):
+        (folder / file).unlink()
+    weights = {
+        published_name(name, OPEN_CLIP_NAMES): value.T.contiguous() if name in TURNED else value
+        for name, value in network.state_dict().items()
+    }
+    for name in [name for name in weights if ".q_proj." in name]:
+        thirds = [weights.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
+        weights[name.replace(".q_proj.", ".in_proj_")] = torch.cat(thirds)
+    torch.save({"state_dict": weights}, folder / RELEASES["v2.1"])
+    vision = {"image_size": SIZE, "layers": 2, "width": width, "head_width": width // 2, "patch_size": PATCH}
+    text = {"context_length": 77, "vocab_size": len(clip()), "width": width, "heads": 2, "layers": 2}
+    (folder / OPEN_CLIP).write_text(
+        json.dumps({"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text}})
+    )
+
+
+def _image_reward(folder: Path, seed: int) -> None:
+    """BLIP's own layout, with the name of the published file."""
+    import torch
+    from transformers import BertTokenizer
+
+    letters = [chr(code) for code in range(33, 127)]
+    words = sorted({word for word in TEXT.lower().split() if word.isalpha()})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    kind: Any = BertTokenizer
+    reader = kind(vocab=vocabulary([*special, *letters, *(f"##{letter}" for letter in letters), *words]))
+    reader.save_pretrained(folder)
+    tower = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    reads = {"vocab_size": len(reader) + 2, "max_position_embeddings": 64, "encoder_hidden_size": WIDTH}
+    sizes = {"vision": {**tower, "image_size": SIZE, "patch_size": PATCH}, "text": {**tower, **reads}}
+    (folder / BLIP_SIZES).write_text(json.dumps(sizes))
+    network = _made(lambda: blip_towers(**sizes), seed)
+    # half as large, so that what differs by the rounding of pixels stays small
+    state = {name: value / 2 if value.ndim > 1 else value for name, value in network.state_dict().items()}
+    weights = {published_name(name, BLIP_NAMES): value for name, value in state.items()}
+    torch.save(
+        weights | _layers(f"{BLIP_HEAD}layers.", (0, 2, 4, 6, 7), (WIDTH, 24, 16, 8, 4, 1), seed), folder / BLIP_FILE
+    )
+
+
+def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A matrix of such a size that what passes through neither grows nor fades."""
+    import torch
+
+    from burnish.utils.random import generator
+
+    return torch.randn(shape, generator=generator(seed, "tiny", name)).div(float(shape[-1]) ** 0.5)
+
+
+def _layers(prefix: str, numbers: Sequence[int], widths: Sequence[int], seed: int) -> dict[str, Tensor]:
+    """Linear layers, one after another; layers of dropout and ReLU have numbers, too."""
+    return {
+        f"{prefix}{number}.{part}": _drawn(f"{prefix}{number}.{part}", shape, seed)
+        for number, (before, after) in zip(numbers, pairwise(widths), strict=True)
+        for part, shape in (("weight", (after, before)), ("bias", (after,)))
+    }
+
+
+def _aesthetic(folder: Path, seed: int) -> None:
+    import torch
+
+    _clip(folder, seed)
+    (folder / "head").mkdir(exist_ok=True)
+    layers = _layers("layers.", (0, 2, 4, 6, 7), (SHARED, 32, 16, 8, 4, 1), seed)
+    torch.save(layers, folder / "head" / AESTHETIC_FILES["v2"][0])
+
+
+def _mask2former(folder: Path, seed: int) -> None:
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    swin = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1] * 4, num_heads=[1] * 4, window_size=4,
+        out_features=[f"stage{i}" for i in range(1, 5)],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, num_queries=10, num_labels=80, feature_size=32, mask_feature_size=32, hidden_dim=32,
+        num_attention_heads=2, encoder_layers=1, decoder_layers=3, encoder_feedforward_dim=32, dim_feedforward=32,
+    )  # fmt: skip
+    _save(Mask2FormerForUniversalSegmentation, config, folder, seed)
+    _clip(folder / "clip", seed)
+
+
+def _hpsv3(folder: Path, seed: int) -> None:
+    """One file, with names of old transformers; of its base only configuration and tokenizer."""
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_vl", 1, seed) | _layers("rm_head.", *HEAD, seed)
+    save_file({_old(name): value for name, value in weights.items()}, folder / HPSV3)
+    (folder / "template.txt").write_text(f"{RATING}<|Reward|> END")
+
+
+def _editreward(folder: Path, seed: int) -> None:
+    """Names of new transformers, and a head for each of two questions."""
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_5_vl", 1, seed)
+    for head in range(2):
+        weights |= _layers(f"rm_heads.head_{head}.", *HEAD, seed)
+        (folder / f"template_{head}.txt").write_text(f"Question {head}. {RATING}<|Reward|>")
+    save_file(weights, folder / "model.safetensors")
+
+
+def _videoalign(folder: Path, seed: int) -> None:
+    """An adapter, beside it vision tower, embeddings and head, all wrapped by peft; and its constants."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_vl", 3, seed, keep=True)
+    halves = {}
+    for name in [name for name in weights if "language_model" in name and name.split(".")[-2:] in ADAPTED]:
+        outputs, inputs = weights[name].shape
+        for half, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+            own = f"{WRAPPED}{_old(name).removesuffix('.weight')}.lora_{half}.weight"
+            halves[own] = _drawn(f"{name}.{half}", shape, seed)
+    rest = {_old(name): value for name, value in weights.items() if ".visual." in name or "embed_tokens" in name}
+    rest["rm_head.weight"] = _drawn("rm_head", (3, rest["model.embed_tokens.weight"].shape[1]), seed)
+    place = folder / "checkpoint-2"
+    place.mkdir()
+    save_file(halves, place / ADAPTER)
+    torch.save({WRAPPED + name: value for name, value in rest.items()}, place / REST)
+    (folder / ABOUT).write_text(json.dumps(ABOUT_CLIPS))
+    (folder / "template.txt").write_text(QUALITIES)
+
+
+def _qwen(folder: Path, family: str, tokens: int, seed: int, *, keep: bool = False) -> dict[str, Tensor]:
+    """Write the model that a checkpoint was trained on, and return its weights but those of the language head, with
+    rows for the tokens of the reward; ``keep`` its weights in the folder, too."""
+    import torch
+
+    found = next(kind for kind in LANGUAGE if kind.name == family)
+    vision = {**found.config.get("vision_config", {}), "patch_size": PATCH}  # as published: a picture has 256 tokens
+    if family == "qwen2_5_vl":
+        vision["window_size"] = 8 * PATCH  # pixels
+    parts = {name: (kind, {**settings, "patch_size": PATCH}) for name, (kind, settings) in found.parts.items()}
+    language.write(replace(found, config={**found.config, "vision_config": vision}, parts=parts), folder, seed)
+    file = folder / "model.safetensors"
+    weights = {f"model.{name}": value.clone() for name, value in Parts([file]).weights.items()}
+    if not keep:
+        file.unlink()
+    rows = weights["model.language_model.embed_tokens.weight"]
+    added = _drawn("tokens", (tokens, rows.shape[1]), seed)
+    return weights | {"model.language_model.embed_tokens.weight": torch.cat([rows, added])}
+
+
+def _old(name: str) -> str:
+    """The name that a weight had before transformers 4.52."""
+    return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
+
+
+BESIDE = {"path": "DIR", "tokenizer": None}
+ON_BASE = {"path": "DIR", "base": "DIR/base", "template": "DIR/template.txt"}
+SCORERS = (
+    TinyScorer("pickscore", partial(_clip, act="gelu"), BESIDE),  # it descends from a CLIP of open_clip
+    TinyScorer("clip", _clip, {"path": "DIR"}),
+    TinyScorer("siglip", _siglip, {"path": "DIR"}),
+    TinyScorer("siglip2", _siglip2, {"path": "DIR"}),
+    TinyScorer("hpsv2", _hpsv2, BESIDE),
+    TinyScorer("imagereward", _image_reward, BESIDE),
+    TinyScorer("clap", _clap, {"path": "DIR"}),
+    TinyScorer("aesthetic", _aesthetic, {"path": "DIR", "head": "DIR/head"}),
+    TinyScorer("image_similarity", _dino, {"path": "DIR"}),
+    TinyScorer("image_variety", _dino, {"path": "DIR"}),
+    TinyScorer("geneval_mask2former", _mask2former, {"path": "DIR", "clip": "DIR/clip"}),
+    TinyScorer("hpsv3", _hpsv3, ON_BASE),
+    TinyScorer("editreward", _editreward, {**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]}),
+    TinyScorer("videoalign", _videoalign, ON_BASE),
+)
+
+
+def write_scorer(scorer: TinyScorer, folder: Path, seed: int) -> None:
+    """Write a checkpoint into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with quietly():
+        scorer.write(folder, seed)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes them for their owner alone
+
+
+def scorer_named(name: str) -> TinyScorer | None:
+    """The scorer of that name, or None."""
+    return next((one for one in SCORERS if one.name == name), None)

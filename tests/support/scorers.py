@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from burnish.commands.tiny import SCORERS, scorer_named, write_scorer
 from burnish.registry import lookup
 from burnish.rewards.images.learned import LearnedReward
-from burnish.rewards.tiny import SCORERS, scorer_named, write
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.drawing import line
@@ -21,7 +21,7 @@ TEXTS = ("a red cat", "two blue dogs beside a house", "a lighthouse at night, in
 @cache
 def _written(name: str) -> tempfile.TemporaryDirectory[str]:
     found = tempfile.TemporaryDirectory(prefix=f"burnish-{name}-")  # goes when the process ends
-    write(next(one for one in SCORERS if one.name == name), Path(found.name), 0)
+    write_scorer(next(one for one in SCORERS if one.name == name), Path(found.name), 0)
     return found
 
 
