@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from burnish.config.foreign_names import shown, trainers
+from burnish.config.foreign import shown, trainers
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
 

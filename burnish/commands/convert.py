@@ -15,8 +15,17 @@ from typing import Any
 
 from burnish import __version__
 from burnish.config import load
-from burnish.config.foreign_files import FUNCTIONS, Expression, Options, evaluate, read
-from burnish.config.foreign_names import Trainer, projects, read_entry, trainers
+from burnish.config.foreign import (
+    FUNCTIONS,
+    Expression,
+    Options,
+    Trainer,
+    evaluate,
+    projects,
+    read,
+    read_entry,
+    trainers,
+)
 from burnish.config.load import labelled
 from burnish.config.names import Context
 from burnish.config.tasks import task_named

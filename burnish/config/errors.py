@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from burnish.config.foreign_names import foreign_name
+from burnish.config.foreign import foreign_name
 from burnish.config.names import Context, options_of
 from burnish.config.yaml_text import show
 from burnish.registry import CHOICE, explanation, fields, names

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import burnish
-from burnish.config.foreign_names import read_entry, trainers
+from burnish.config.foreign import read_entry, trainers
 from burnish.config.yaml_text import parse
 from burnish.utils.json_text import flattened
 from tests.config.test_recipes import value_of
