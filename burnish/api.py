@@ -114,9 +114,9 @@ def train(config: RunConfig) -> Run:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores
     config = prepared(config, lambda words: f"burnish.load({', '.join(map(repr, words))})")
-    from burnish.commands import train as command
+    from burnish.commands.train import train as run
 
-    code = command.train(config)
+    code = run(config)
     folder = RunFolder(config.output_dir)
     return Run(folder.path, code == 0, folder.read_metrics())
 

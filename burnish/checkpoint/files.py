@@ -149,10 +149,10 @@ class Checkpoint(Manifest):
                 f"{self.path} is a checkpoint of another model or algorithm: {'; '.join(differing)}; "
                 "give the options that it was trained with, or start a new run in another output_dir"
             )
-        from burnish.checkpoint import state_files
+        from burnish.checkpoint.state_files import read as read_state
 
         try:
-            parts = state_files.read(self.path, self.files)
+            parts = read_state(self.path, self.files)
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
         if missing := set(own) - parts.keys():

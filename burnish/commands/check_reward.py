@@ -20,7 +20,6 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-KIND = "flow reward"
 SIDE = 384
 TEXT = "HELLO"
 ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"', "colourful television noise")
