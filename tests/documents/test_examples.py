@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import burnish
+from burnish.config.foreign_names import projects, trainers
 from tests.documents.newcomer import follow, here
 from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_names, words
 from tests.support.tiny_run import burnish as run
@@ -145,6 +146,12 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     listed = json.loads((tmp_path / "versions.json").read_text())
     assert [version["version"] for version in listed] == [burnish.__version__, "0.0.1"]
     assert f"url={burnish.__version__}/index.html" in (tmp_path / "index.html").read_text()
+    opening = pages["index.html"].partition("<h2")[0]
+    assert re.findall(r'class="md-button[^"]*" href="([^"]+)"', opening) == ["quickstart.html", "recipes.html"]
+    pictures = [Path(one).name for one in re.findall(r'<img [^>]*src="([^"]+)"', opening)]
+    assert pictures == ["quickstart.png", "quickstart.svg", "board.png"]
+    theirs = {name for project in projects() for name in trainers()[project].names}
+    assert {name for name in theirs if f"<code>{name}</code>" not in pages["reference/foreign_names.html"]} == set()
     for option in ("optimizer.lr", "rollout.num_inference_steps", "rollout.max_new_tokens"):
         assert f"<code>{option}</code>" in pages["reference/options.html"]
     for name in recipe_names():
