@@ -182,7 +182,7 @@ class EndpointOptions(ServerOptions):
     concurrency: Threads = 16
     """Concurrent requests."""
     store: str | None = None
-    """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
+    """File that keeps replies, by model, question and images, for all processes of a machine and for later runs; null
     keeps the last 4096 in memory alone."""
 
     @property
