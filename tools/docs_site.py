@@ -21,9 +21,11 @@ from packaging.version import Version
 
 from burnish import __version__
 from burnish.config import load
+from burnish.config.foreign import Trainer, projects, shown, trainers
 from burnish.config.hardware import listed
 from burnish.config.load import find_recipe, hardware_of, recipe_names
 from burnish.config.run import RunConfig
+from burnish.config.yaml_text import show
 
 ROOT = Path(__file__).parents[1]
 # documents beside docs/, and the pages that they become
@@ -31,6 +33,8 @@ BESIDE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md",
     "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
+# what pages are made of, where links to it lead
+DATA = {"burnish/recipes": "recipes.md", "burnish/assets/foreign_names.yaml": "reference/foreign_names.md"}
 MATHEMATICS = (
     "rl.rules", "rl.advantages", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
     "rl.preference", "diffusion.steps", "diffusion.losses", "language.losses",
@@ -43,6 +47,32 @@ CHOSEN = {"algorithm": "../algorithms/README.md", "environment": "../environment
 # history and long tables, which would stand before the page that a reader looks for
 NOT_SEARCHED = ("changelog.md", "generators.md", "language_models.md", "papers.md", "reference/mathematics.md")
 CURVES = "images/recipes"  # below docs/; tools/recipe_curves.py draws them
+FIRST_SCREEN = """\
+---
+hide: [navigation, toc]
+---
+{title}
+
+{words}
+
+[Quickstart](docs/quickstart.md){{ .md-button .md-button--primary }} [Recipes](burnish/recipes){{ .md-button }}
+
+<div class="first-screen" markdown>
+<figure markdown>
+{samples}
+<figcaption markdown>{caption}</figcaption>
+</figure>
+<figure markdown>
+![Reward of the quickstart by update](docs/images/recipes/quickstart.svg)
+<figcaption markdown>The reward of that run by update.</figcaption>
+</figure>
+<figure markdown>
+{board}
+<figcaption markdown>The same run [on the board](docs/monitoring.md#the-board): what was gained and lost.</figcaption>
+</figure>
+</div>
+
+{rest}"""
 INTRODUCTION = """\
 # Recipes
 
@@ -59,8 +89,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made."""
     made = {page: (ROOT / source).read_text(encoding="utf-8") for source, page in BESIDE.items()}
     made |= {
-        "recipes.md": gallery(), "papers.md": papers(),
+        "index.md": landing(made["index.md"]), "recipes.md": gallery(), "papers.md": papers(),
         "reference/options.md": options(), "reference/mathematics.md": mathematics(),
+        "reference/foreign_names.md": foreign_names(),
         "reference/python.md": "# Python\n\n::: burnish.api\n    options: {show_root_heading: false}\n",
     }  # fmt: skip
     for page, text in made.items():
@@ -81,7 +112,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if "://" in link or not target:
             return found[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        inside = BESIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        inside = (BESIDE | DATA).get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         if inside is None or not files.get_file_from_path(inside):
             return text if text.startswith("`") else f"{text} (`{path}`)"
         return f"{picture}[{text}]({os.path.relpath(inside, posixpath.dirname(page_uri) or '.')}{mark}{section})"
@@ -103,6 +134,19 @@ def on_post_build(config: Any) -> None:
         f'<!doctype html><meta http-equiv="refresh" content="0; url={versions[0]}/index.html"><title>Burnish</title>\n'
     )
     (site.parent / "index.html").write_text(newest, encoding="utf-8")
+
+
+def landing(readme: str) -> str:
+    """The README, which opens with what Burnish does, seen: samples before and after, a curve, the board."""
+    board = re.search(r"^!\[.*board\.png\)$\n\n", readme, re.MULTILINE)
+    if board is None:
+        raise ValueError("README.md shows no picture of the board")
+    title, words, samples, caption, rest = readme.replace(board[0], "").split("\n\n", 4)
+    first, _, further = words.partition(". ")
+    return FIRST_SCREEN.format(
+        title=title, words=f"{first}.", samples=samples, caption=caption.strip("*"), board=board[0].strip(),
+        rest=f"{further}\n\n{rest}",
+    )  # fmt: skip
 
 
 def gallery() -> str:
@@ -286,3 +330,36 @@ def mathematics() -> str:
     for module in MATHEMATICS:
         lines += [f"::: burnish.{module}", ""]
     return "\n".join(lines)
+
+
+def foreign_names() -> str:
+    """What options, rewards and defaults of other trainers are here."""
+    lines = ["# Options of other trainers", ""]
+    lines += ["`burnish convert` makes [recipes](../coming_from.md) by these tables.", ""]
+    for project in projects():
+        lines += [f"## {project}", "", *_names_of(project, trainers()[project])]
+    return "\n".join(lines) + "\n"
+
+
+def _names_of(project: str, trainer: Trainer) -> Iterator[str]:
+    for other in projects():
+        if trainers()[other] is trainer.like:
+            yield from (f"Names of [{other}](#{slugify(other, '-')}) are read, too.", "")
+    yield from (f"| {project} | here |", "| --- | --- |")
+    for theirs, entry in trainer.names.items():
+        ours, remark = shown(entry)
+        options = " and ".join(f"`{option}`" for option in ours)
+        yield f"| `{theirs}` | {options}{f' ({remark})' if remark else ''} |"
+    for name in trainer.same:
+        yield f"| `{name}` | the same |"
+    for name, theirs in trainer.also.items():
+        yield f"| `{name}` | as `{theirs}` |"
+    for name, reward in trainer.rewards.items():
+        yield f"| reward `{name}` | `{show(reward)}` |"
+    for title, groups in (("nothing to set", trainer.needless), ("without a counterpart", trainer.lost)):
+        for why, names in groups.items():
+            yield f"| {', '.join(f'`{name}`' for name in names)} | {title}: {why} |"
+    yield ""
+    if trainer.defaults:
+        stated = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in trainer.defaults.items())
+        yield from (f"{project}'s defaults, set where a file leaves these out: {stated}.", "")

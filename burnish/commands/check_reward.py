@@ -157,7 +157,7 @@ def _attack(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prom
         won, number, names = won + len(wins), number + len(found), names | wins
         rows += [(prompt.text, "honest", f"{right:.4f}", "")]
         rows += [(prompt.text, name, f"{value:.4f}", "as good" * (name in wins)) for name, value in found.items()]
-    terminal.table(("prompt", "picture", "score", ""), rows)
+    terminal.table(("prompt", "image", "score", ""), rows)
     if rows:
         named = f": {', '.join(sorted(names))}" if names else ""
         told = f"cheatability {won / number:.2f}: {won} of {number} cheats score as high as the honest image"

@@ -223,7 +223,7 @@ def given_media(path: str, kind: Kind) -> Media:
     Raises:
         UserError: it can't be read.
     """
-    option, what = f"--{kind}", NAMES[kind].replace("picture", "image")
+    option = f"--{kind}"
     file = resolve(path) if path.startswith(PREFIX) else checked_path(path, option)
     try:
         media = Media.file(file, kind)
@@ -231,9 +231,8 @@ def given_media(path: str, kind: Kind) -> Media:
     except ImportError as error:
         raise UserError(f"{option} is {path}, but {error}") from None
     except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or f"it is no {what} of a known format"
-        article = "an" if what == "image" else "a"
-        raise UserError(f"{option} is {path}, which can't be read: {reason}; give {article} {what}") from None
+        reason = getattr(error, "strerror", None) or "its format is unknown"
+        raise UserError(f"{option} is {path}, which can't be read: {reason}; give {NAMES[kind]}") from None
     return media
 
 

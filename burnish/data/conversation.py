@@ -97,7 +97,7 @@ def converse(
     for kind, own in media.items():
         if (count := supply.placed[kind]) != len(own):
             mend = way_out.format(kind)
-            raise ValueError(f"has {len(own)} {NAMES[kind]}s, but {count} placeholders for them; {mend}")
+            raise ValueError(f"has {len(own)} {NAMES[kind].split()[1]}s, but {count} placeholders for them; {mend}")
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
     supply.messages = messages

@@ -27,7 +27,7 @@ UNKNOWN_SIZES = (
 THREADS = 8  # that decode, at most: decoders release the GIL, and more would not make disks faster
 DECODED = 2000  # images, videos and sounds that are decoded; of more, the headers and ends of the others are read
 SLOWEST = 1e-3  # frames per second
-NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
+NAMES: dict[Kind, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
 # keys of an object under which it may be
 INSIDE: dict[Kind, tuple[str, ...]] = {
     "image": ("bytes", "base64", "path", "image", "url", "array"),
@@ -64,7 +64,7 @@ def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
         inside = next((value[key] for key in INSIDE[kind] if value.get(key) is not None), None)
         if inside is None:
             keys = ", ".join(map(repr, value))
-            raise ValueError(f"has a {what} with keys {keys}; give one of {', '.join(INSIDE[kind])}")
+            raise ValueError(f"has {what} with keys {keys}; give one of {', '.join(INSIDE[kind])}")
         return fitted(media_of(inside, kind, folder, value.get("fps")), value)
     if kind == "image" and (_is_array(value) or hasattr(value, "getbands")):  # of PIL, from code of the user
         return _array(value)
@@ -105,7 +105,7 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
     video = media.kind == "video"
     if other := next((key for key in UNKNOWN_SIZES if said.get(key) is not None), None):
         known = "fps, max_frames and max_pixels" if video else "min_pixels and max_pixels"
-        raise ValueError(f"has a {NAMES[media.kind]} with {other!r}, which is not known; give {known}")
+        raise ValueError(f"has {NAMES[media.kind]} with {other!r}, which is not known; give {known}")
     names = VIDEO_SIZES if video else PICTURE_SIZES
     given = {key: said[key] for key in names if said.get(key) is not None}
     if video and media.frames:
@@ -113,7 +113,7 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
     for key, size in given.items():
         right = isinstance(size, int) or (isinstance(size, float) and key == "fps")
         if isinstance(size, bool) or not right or not 0 < size < HIGHEST_RATE**2:
-            raise ValueError(f"has a {NAMES[media.kind]} with {key} {shown(size)}; it must be a positive number")
+            raise ValueError(f"has {NAMES[media.kind]} with {key} {shown(size)}; it must be a positive number")
     sizes = {names[key]: size for key, size in given.items()}
     if sizes.get("min_pixels", 0) > sizes.get("max_pixels", math.inf):
         raise ValueError(f"has an image with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
@@ -135,9 +135,9 @@ def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
     if isinstance(value, bytes):
         return Media.encoded(value, kind)
     if not isinstance(value, str) or not value:
-        raise ValueError(f"has a {what} that is {shown(value)}; it must be a path, bytes, base64 or an array")
+        raise ValueError(f"has {what} that is {shown(value)}; it must be a path, bytes, base64 or an array")
     if value.startswith(("http://", "https://")):
-        raise ValueError(f"has a {what} at {shown(value)}; download it: Burnish opens no URLs")
+        raise ValueError(f"has {what} at {shown(value)}; download it: Burnish opens no URLs")
     if value.startswith("data:"):
         return Media.encoded(_base64(value.partition(",")[2], what), kind)
     # a string: a Path for each of many files would cost more than looking at them
@@ -148,14 +148,14 @@ def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
         if len(value) > 64 and "." not in value:  # longer than file names are, and without a suffix
             return Media.encoded(_base64(value, what), kind)
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"has a {what} {shown(path)} that can't be read: {reason}") from None
+        raise ValueError(f"has {what} {shown(path)} that can't be read: {reason}") from None
 
 
 def _base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(f"has a {what} that is neither a path nor base64: {shown(text)}") from None
+        raise ValueError(f"has {what} that is neither a path nor base64: {shown(text)}") from None
 
 
 def _array(value: Any) -> Media:
@@ -175,7 +175,7 @@ def _problem(media: Media) -> str:
     try:
         media.check()
     except Exception as error:  # decoders raise errors of any type
-        return f"has a {NAMES[media.kind]} {media.path or 'in bytes'} that can't be decoded: {error}"
+        return f"has {NAMES[media.kind]} {media.path or 'in bytes'} that can't be decoded: {error}"
     return ""
 
 
@@ -201,7 +201,7 @@ def check_media(
     every, refused = -(-len(records) // DECODED), cache(refusal)  # the sizes of a data set repeat
 
     def look(number: int, media: Media) -> str:
-        name = f"has a {NAMES[media.kind]} {media.path or 'in bytes'} that"
+        name = f"has {NAMES[media.kind]} {media.path or 'in bytes'} that"
         try:
             # large ones take seconds to decode, and their header tells whether they are used
             if media.kind == "image" and (why := refused(*media.size())):

@@ -395,9 +395,9 @@ SETS: dict[str, NamedSet] = {
         splits={"train": _nextqa(held_out=False), "test": _nextqa(held_out=True)},
     ),
     "refcoco": NamedSet(
-        what="RefCOCO: the box of what an expression refers to. Its train split is on the hub without pictures, so "
+        what="RefCOCO: the box of what an expression refers to. Its train split is on the hub without images, so "
         "train is its val here, and test its testA",
-        licence="pictures of COCO, of Flickr's users under terms of their own",
+        licence="images of COCO, of Flickr's users under terms of their own",
         splits={
             "train": _hub("lmms-lab/RefCOCO", "val", refcoco, 8811),
             "test": _hub("lmms-lab/RefCOCO", "testA", refcoco, 1975),

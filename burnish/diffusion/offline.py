@@ -123,7 +123,7 @@ class EncodedImages:
         if tuple(latents.shape) != self._shape:
             raise UserError(
                 f"{record.where}: has an image whose latents have shape {list(latents.shape)}, but the run "
-                f"samples {list(self._shape)}; set rollout.height and rollout.width to the pictures' size"
+                f"samples {list(self._shape)}; set rollout.height and rollout.width to the images' size"
             )
         return latents
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-PICTURE, VIDEO = "[picture]", "[video]"  # replace these where only text is shown
+PICTURE, VIDEO = "[image]", "[video]"  # replace these where only text is shown
 POLL = 0.05  # seconds between looks at what is under way
 
 

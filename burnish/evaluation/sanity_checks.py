@@ -136,7 +136,7 @@ def _clauses(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
         Prompt(text="a photo of a person", extra=json.dumps({"extra_info": one})) for one in (NOTHING, SOMEBODY)
     )
     # one picture by two records: whoever doesn't read them can't tell
-    yield "an empty picture, which shows no person", [((empty, nothing), (empty, somebody))]
+    yield "an empty image, which shows no person", [((empty, nothing), (empty, somebody))]
 
 
 def _answers(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:

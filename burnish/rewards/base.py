@@ -305,7 +305,7 @@ class Reward(AnyReward):
     It scores images, unless ``reads`` names something else. A reward on images scores a clip by its frames.
     """
 
-    judged: ClassVar[str] = "pictures"
+    judged: ClassVar[str] = "images"
     reads: ClassVar[tuple[Kind, ...]] = ("image",)  # what ``score`` takes: images, whole clips, sounds
 
     frames: FrameOptions | None = None

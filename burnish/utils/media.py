@@ -319,7 +319,7 @@ class Spool:
                 self.opened().flush()
             except OSError as error:
                 raise UserError(
-                    f"pictures inside of records are kept in a file in {tempfile.gettempdir()}, which can't be "
+                    f"images inside of records are kept in a file in {tempfile.gettempdir()}, which can't be "
                     f"written: {error}; free space there, set TMPDIR to another folder, or give the images as files"
                 ) from None
             start, self._end = self._end, self._end + written

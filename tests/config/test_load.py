@@ -6,11 +6,11 @@ import re
 import pytest
 
 import burnish
+from burnish.config.foreign import projects, shown, trainers
 from burnish.registry import lookup, names
 from tests.config.test_recipes import value_of
 from tests.support.command_lines import accept, is_option
 from tests.support.tiny_run import burnish as command
-from tools.foreign_names import PAGE, written
 
 SAVED = [  # options, and what they decide
     ([], {"steps": 30, "optimizer.lr": 3e-4, "algorithm.beta": 0.5, "ema": None, "rollout.batch_size": "auto"}),
@@ -105,13 +105,11 @@ def test_samples_of_older_weights_are_corrected_unless_the_user_says_otherwise(r
 
 
 def test_every_option_of_another_trainer_leads_to_one_of_ours():
-    page = PAGE.read_text(encoding="utf-8")
-    assert written(page) == page, "run: python tools/foreign_names.py"
-    rows = re.findall(r"^\| (`.*?`) \| (.*) \|$", page.partition("\n## Metrics of verl")[0], re.M)
-    assert len(rows) > 200
+    table = {f"{one}: {name}": entry for one in projects() for name, entry in trainers()[one].names.items()}
+    assert len(table) > 200
     wrong = []
-    for theirs, ours in rows:
-        for span in re.findall(r"`([^`]+)`", ours):
+    for theirs, (ours, remark) in ((theirs, shown(entry)) for theirs, entry in table.items()):
+        for span in [*ours, *re.findall(r"`([^`]+)`", remark)]:
             if span.startswith("burnish "):
                 accept(span.replace("RECIPE", "vlm_quickstart"))
             elif re.fullmatch(r"[a-z_]+(\.\w+)+(=.*)?", span) and not is_option(span.partition("=")[0]):

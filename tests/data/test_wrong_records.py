@@ -44,12 +44,12 @@ GENERATORS: list[tuple[Any, str]] = [
     ({"prompt": user({"type": "video", "video": ["grey.png"]})}, "video"),
 ]  # fmt: skip
 QUESTIONS: list[tuple[Any, str]] = [
-    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"), ({"prompt": "<image>?"}, "0 pictures, but 1"),
+    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"), ({"prompt": "<image>?"}, "0 images, but 1"),
     ({"prompt": "<image>", "images": [{"path": "grey.png", "nframes": 3}]}, "'nframes'"),
     ({"prompt": "<image>", "images": [{"path": "grey.png", "max_pixels": 0}]}, "max_pixels 0"),
     ({"prompt": [USER | {"reasoning": 3}]}, "'reasoning' is 3"), ({"prompt": [USER | {"loss": 0.5}]}, "'loss' is 0.5"),
-    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 pictures, but 2"), ({"prompt": " "}, "empty"),
-    ({"prompt": "<image>Same?", "images": ["grey.png", "grey.png"]}, "2 pictures, but 1"),
+    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 images, but 2"), ({"prompt": " "}, "empty"),
+    ({"prompt": "<image>Same?", "images": ["grey.png", "grey.png"]}, "2 images, but 1"),
     ({"prompt": "<image>?", "image": "none.png"}, "No such file"), ({"prompt": "<image>?", "image": 3}, "3"),
     ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"), ({"prompt": "<video>"}, "0 videos, but 1"),
     ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "uint8"), ({"prompt": "a", "answer": ["1"]}, "['1']"),

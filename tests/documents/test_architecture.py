@@ -1,4 +1,4 @@
-"""The page about the way of one sample names every file that a small run enters, and no other."""
+"""The page about the way of one sample names every file that a small run enters, and no other; so with folders."""
 
 import re
 import subprocess
@@ -41,6 +41,12 @@ def test_the_page_of_the_way_of_a_sample_names_every_file_on_it():
     named = re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
     add, drop = [name for name in entered if name not in named], [name for name in named if name not in entered]
     assert [*add, *drop] == [], f"docs/architecture.md must name {add}, in this order of entry, and leave out {drop}"
+
+
+def test_the_table_of_folders_names_each():
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text().partition("| folder of")[0], re.M)
+    folders = {file.parent.name for file in (ROOT / "burnish").glob("[!_]*/*.*")}
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(folders)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 import burnish
+from burnish.config.foreign import projects, trainers
 from tests.documents.newcomer import follow, here
 from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_names, words
 from tests.support.tiny_run import burnish as run
 
 EXAMPLE = ROOT / "examples" / "tiny_flow_grpo.py"
-FILE = ROOT / "examples" / "quickstart.ipynb"
-NOTEBOOK: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+DIGITS = {"TRAIN": "burnish:vlm_quickstart/train.jsonl", "HELDOUT": "burnish:vlm_quickstart/turned_heldout.jsonl"}
+NOTEBOOKS: dict[str, dict[str, Any]] = {  # what names in their cells are here
+    "quickstart": {"STEPS": 1, "PROMPTS": 2}, "sdxl": {"MODEL": "tiny", "SIZE": 64, "STEPS": 1},
+    "qwen25_vl": {"MODEL": "tiny", "TOKENS": 8, "STEPS": 1} | DIGITS,
+}  # fmt: skip
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120",
     "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1",
@@ -71,22 +74,39 @@ def test_the_example_in_one_file_learns_without_leaving_the_data(tmp_path):
     assert float(far) < float(near) + 0.15  # without the KL it is 0.6 further
 
 
-def program(**given: int) -> str:
-    """The code cells of the notebook as one program; what only a notebook knows is left out."""
-    text = "\n\n".join(re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.M) for cell in CELLS)
-    for name, value in given.items():
-        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.M)
-        assert count == 1, name
+def program(name: str, given: dict[str, Any]) -> str:
+    """The code cells of a notebook as one program; what only a notebook knows is left out."""
+    cells = json.loads((ROOT / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    text = "\n\n".join(re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.M) for cell in code)
+    for variable, value in given.items():
+        text, count = re.subn(rf"^{variable} = .*$", f"{variable} = {value!r}", text, flags=re.M)
+        assert count == 1, variable
     return f"display = print\n{text}"
 
 
 @pytest.mark.thorough
-def test_the_cells_of_the_notebook_run(tmp_path):
-    said = python(tmp_path, "-c", program(STEPS=1, PROMPTS=2))
-    assert re.search(r"held-out numbers: [\d.]+ before, [\d.]+ after 1 updates", said)
-    assert "weights" in said.splitlines()[-1]
-    assert (tmp_path / "my_model" / "model_index.json").exists()
-    assert (tmp_path / "runs" / "notebook" / "report.html").exists()
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_cells_of_a_notebook_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("tiny", {"qwen25_vl": "qwen2_5_vl"}.get(name, "sdxl"), "tiny")
+    said = python(tmp_path, "-c", program(name, NOTEBOOKS[name]))
+    folder = next((tmp_path / "runs").iterdir())
+    assert (folder / "report.html").exists()
+    if name == "quickstart":
+        assert re.search(r"held-out numbers: [\d.]+ before, [\d.]+ after 1 updates", said)
+        assert "weights" in said.splitlines()[-1]
+        assert (tmp_path / "my_model" / "model_index.json").exists()
+    else:
+        assert "It fits into" in said
+        assert "safetensors" in said.splitlines()[-1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sdxl", "qwen25_vl"])
+def test_the_published_model_of_a_notebook_fits_the_card_that_it_names(name, tmp_path):
+    data = {variable: value for variable, value in NOTEBOOKS[name].items() if variable in DIGITS}
+    assert "It fits into" in python(tmp_path, "-c", program(name, data).partition("run = ")[0])
 
 
 SEARCHED = {  # what newcomers type, and the pages of which one has to be among the first three
@@ -145,6 +165,12 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     listed = json.loads((tmp_path / "versions.json").read_text())
     assert [version["version"] for version in listed] == [burnish.__version__, "0.0.1"]
     assert f"url={burnish.__version__}/index.html" in (tmp_path / "index.html").read_text()
+    opening = pages["index.html"].partition("<h2")[0]
+    assert re.findall(r'class="md-button[^"]*" href="([^"]+)"', opening) == ["quickstart.html", "recipes.html"]
+    pictures = [Path(one).name for one in re.findall(r'<img [^>]*src="([^"]+)"', opening)]
+    assert pictures == ["quickstart.png", "quickstart.svg", "board.png"]
+    theirs = {name for project in projects() for name in trainers()[project].names}
+    assert {name for name in theirs if f"<code>{name}</code>" not in pages["reference/foreign_names.html"]} == set()
     for option in ("optimizer.lr", "rollout.num_inference_steps", "rollout.max_new_tokens"):
         assert f"<code>{option}</code>" in pages["reference/options.html"]
     for name in recipe_names():

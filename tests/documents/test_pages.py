@@ -223,9 +223,9 @@ def exists(name: str) -> bool:
 
 
 def wrong_options(page: Path, text: str) -> Iterator[str]:
-    """Dotted options that no recipe has, or whose value none takes; two pages have others' own."""
+    """Dotted options that no recipe has, or whose value none takes; one page has others' own."""
     starts = {option.partition(".")[0] for option in all_options()}
-    for span in [] if page.name in ("coming_from.md", "extending.md") else spans(text):
+    for span in [] if page.name == "extending.md" else spans(text):
         name = span.partition("=")[0].replace(".LABEL.", ".NAME.")
         ours = re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in starts and not FILES.search(name)
         if ours and not (is_option(name) and ((found := GIVEN.fullmatch(span)) is None or takes(*found.groups()))):

@@ -86,7 +86,7 @@ TOP |= {"pipeline", "perf", "reward", "suite", "timing_s", "timing_per_image_ms"
 def metrics_of_the_page() -> list[re.Pattern[str]]:
     """Names in its tables as patterns: what is in capitals stands for anything, and so do dots."""
     found: list[str] = []
-    for line in page("metrics.md").splitlines():
+    for line in page("metrics.md").partition("\n## Names of verl")[0].splitlines():
         row: list[str] = []
         section = ""
         for name in re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []:

@@ -95,7 +95,7 @@ def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works(made
 def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
     tools = made("later", "empty")
     told = asked(tools, call("later", a=4))
-    assert told.words == "[picture]\n[video]\n?"
+    assert told.words == "[image]\n[video]\n?"
     assert (len(told.pictures), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
     assert "error: OSError: an image of 0 x 0 pixels" in asked(tools, call("empty")).words
@@ -151,7 +151,7 @@ def test_tools_on_pictures_show_copies_that_can_be_looked_at_again(made):
     two = begun(made(functions=functions, calls="pythonic", role="user"), SHOWN)
     seen = two.step("[zoom(bbox_2d=[60, 10, 70, 20]), draw_box(bbox_2d=[0, 0, 9, 9])]")
     assert [one.size for one in seen.pictures] == [(80, 80), (80, 40)]
-    assert seen.words.startswith("<tool_response>\n[picture]\n</tool_response>\n<tool_response>")
+    assert seen.words.startswith("<tool_response>\n[image]\n</tool_response>\n<tool_response>")
 
 
 def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(files):

@@ -254,7 +254,7 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
     other = Prompt(text=SEEN.text, messages=SEEN.messages, images=(Media.array(picture(8)),))
     found = [said("red", family="qwen2_5_vl", prompt=one, least=0.0)[0].value for one in (SEEN, other, SEEN)]
     assert found[0] == found[2] != found[1]
-    with pytest.raises(ValueError, match="can't see the pictures"):
+    with pytest.raises(ValueError, match="can't see the images"):
         said("red", prompt=SEEN)
     assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == [None]
     (unsure,) = said("I do", least=0.9)

@@ -74,7 +74,7 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
         assert response.text == response.dialogue.responses[-1]
         assert len(response.dialogue.pictures) == 4
         assert [who for who, _ in response.dialogue.said] == ["user", *[POLICY, "user"] * 3]
-        assert response.dialogue.said[0][1] == "[picture]Begin."
+        assert response.dialogue.said[0][1] == "[image]Begin."
     asked = prompts()[:1]
     for how, value in (({}, 3.0), ({"total": "last"}, 1.5)):
         assert reward("environment", **how)(responses[:1], asked)[0].value == value

@@ -97,7 +97,7 @@ class LatentLayout:
                 count = f" in {len(picture)} frames (rollout.num_frames)" if picture.ndim == 4 else ""
                 raise UserError(
                     f"an image has {shown} pixels{count}, but the run draws samples of another size; set "
-                    "rollout.height and rollout.width to the pictures' size, or data.fit=centre_crop"
+                    "rollout.height and rollout.width to the images' size, or data.fit=centre_crop"
                 )
             found.append(self.state(latents.float()))
         return torch.cat(found)

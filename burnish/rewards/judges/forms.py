@@ -316,7 +316,7 @@ def unified_reward_flex(text: str) -> Score | None:
 
 
 def _winner(match: re.Match[str] | None) -> Score | None:
-    return match and Score(float(match[1] == "1"), f"picture {match[1]} of 2 is better")
+    return match and Score(float(match[1] == "1"), f"image {match[1]} of 2 is better")
 
 
 def unified_reward_edit(text: str) -> Score | None:

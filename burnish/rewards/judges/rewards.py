@@ -304,7 +304,7 @@ class EndpointOptions(ServerOptions):
     concurrency: Threads = 16
     """Concurrent requests."""
     store: str | None = None
-    """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
+    """File that keeps replies, by model, question and images, for all processes of a machine and for later runs; null
     keeps the last 4096 in memory alone."""
 
     @property
@@ -503,12 +503,12 @@ class LanguageJudge(DecoderOptions, ResponseJudge):
 
     form: ResponseForm = "answers"
     media: Literal["refuse", "leave_out"] = "refuse"
-    """Prompts with pictures or videos where the judge can't see them: refuse them, or leave_out the media."""
+    """Prompts with images or videos where the judge can't see them: refuse them, or leave_out the media."""
 
     def unfit(self, prompt: Prompt) -> str:
         unseen = self.media == "refuse" and (prompt.images or prompt.videos) and not self._sees
         ways = "give a model that sees, or set media=leave_out to judge the text alone"
-        return f"the judge can't see the pictures; {ways}" if unseen else ""
+        return f"the judge can't see the images; {ways}" if unseen else ""
 
 
 @register("language reward", "judge_endpoint")
@@ -517,7 +517,7 @@ class LanguageJudgeEndpoint(EndpointOptions, ResponseJudge):
 
     form: ResponseForm = "yes_no"
     media: Literal["show", "leave_out"] = "show"
-    """show sends the pictures of prompts, and refuses prompts with videos or sounds; leave_out judges the text."""
+    """show sends the images of prompts, and refuses prompts with videos or sounds; leave_out judges the text."""
 
     def unfit(self, prompt: Prompt) -> str:
         unsent = self.media == "show" and (prompt.videos or prompt.audios)
