@@ -9,6 +9,9 @@ with least traffic whose weights, gradients and optimizer states leave a quarter
 batches are counted, of which each further one receives what the second does. What ranks exchange is counted at the
 operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered, exchanged or reduced to shares, twice
 that of one that is summed for all. Where ranks share experts, as many tokens choose those of each rank.
+
+Seconds are those of an H100: the operations of the micro-batches beside the bytes, of which none travels meanwhile. The
+last column is the speed of a GPU among 64 in percent of that among 8, where each learns as many micro-batches.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import setting
 from burnish.config import load
 from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
-from burnish.config.hardware import NODE, read_machine
+from burnish.config.hardware import NODE, Speed, read_machine
 from burnish.plan import measure
 from burnish.plan.advice import least_bytes
-from burnish.plan.counter import LiveBytes
+from burnish.plan.counter import OPERATIONS, LiveBytes
 from burnish.plan.forecast import half_of, pretended
 from burnish.plan.published import CONFIG, Published, located, published
 
@@ -43,14 +46,15 @@ A3B = "Qwen3-VL-30B-A3B"
 TIMES = (1, 4, 16)  # micro-batches of an optimizer step
 ROOM = 0.75  # of a GPU's memory for weights, gradients and states
 SMALL = ["data.train_batch_size=64", "rollout.n=2", "rollout.batch_size=2", "trainer.mini_batch_size=null"]
-TEXT = [*SMALL, "data.max_prompt_length=256", "rollout.max_new_tokens=16", "trainer.micro_batch_tokens=512"]
+TEXT = [*SMALL, "data.max_prompt_length=2048", "rollout.max_new_tokens=2048", "trainer.micro_batch_tokens=4096"]
 DRAWN = [*SMALL, "trainer.micro_batch_size=1", "ema=null"]
 MODELS = {
-    "Qwen2.5-VL-7B": ("qwen25_vl/grpo", TEXT), A3B: ("qwen3_vl/grpo", TEXT),
+    "SD3.5-M": ("sd35/flow_grpo", DRAWN), "Qwen2.5-VL-7B": ("qwen25_vl/grpo", TEXT), A3B: ("qwen3_vl/grpo", TEXT),
     "Qwen-Image": ("qwen_image/flow_grpo", DRAWN), "FLUX.1": ("flux/flow_grpo", DRAWN),
 }  # fmt: skip
 
-WEIGHTS = {"Qwen2.5-VL-7B": 8.3e9, A3B: 31.1e9, "Qwen-Image": 20.4e9, "FLUX.1": 11.9e9}
+WEIGHTS = {"SD3.5-M": 2.2e9, "Qwen2.5-VL-7B": 8.3e9, A3B: 31.1e9, "Qwen-Image": 20.4e9, "FLUX.1": 11.9e9}
+SPEED, RATES = Speed(), {INSIDE: 450e9, BETWEEN: 50e9}  # bytes a second that a GPU receives: NVLink, and 400 Gb/s
 
 
 class Exchanged(TorchDispatchMode):
@@ -116,21 +120,26 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             trainer = Repeating.of(assembly.workers, counter, measure.Rests())
             measure.take_few(assembly, counter, half)
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
-            received = []
+            received, computed = [], []
             for trainer.times in (1, 2):
+                done = counter.done[OPERATIONS]
                 with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups, measure.Rests()):
                     trainer.update(batch.select(range(size)), 1)
                 received.append(exchanged.bytes)
+                computed.append(counter.done[OPERATIONS] - done)
             shard = layout[SHARD_SIZE] or size
             least = minimum(assembly.roles._networks["policy"].parameters(), size)
     first, second = received
     for times in TIMES:
         inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
+        operations = computed[0] + (times - 1) * (computed[1] - computed[0])
         yield {
             "model": model, "learns": learns, "GPUs": size,
             "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,
             "own machine, GB": round(inside / 1e9, 2), "others, GB": round(between / 1e9, 2),
             "least, GB": round(least / 1e9, 2), "x least": round((inside + between) / least, 2),
+            "computing, s": round(operations / SPEED.tflops / 1e12, 2),
+            "network, s": round(inside / RATES[INSIDE] + between / RATES[BETWEEN], 3),
         }  # fmt: skip
 
 
@@ -159,10 +168,14 @@ def main() -> None:
         memory={"default": "141GB", "help": "of a GPU: layouts are chosen that leave it room"},
     )
     found: list[dict[str, Any]] = []
+    few: dict[Any, float] = {}  # seconds of a step where there are fewest GPUs
     memory = read_machine([f"memory={arguments.memory}"])[0].memory or 0
     models = [name for name in MODELS if arguments.only in name][: 1 if arguments.smoke else None]
     for model, learns, size in product(models, LEARNS, (NODE,) if arguments.smoke else (NODE, 8 * NODE)):
         for one in row(model, learns, size, memory, arguments.experts):
+            seconds = one["computing, s"] + one["network, s"]
+            fewest = few.setdefault((model, learns, one["micro-batches"]), seconds)
+            one["scales, %"] = round(100 * fewest / seconds)
             if not found:
                 print(f"| {' | '.join(one)} |\n|{' --- |' * len(one)}")
             print(f"| {' | '.join(map(str, one.values()))} |", flush=True)

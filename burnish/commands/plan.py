@@ -24,7 +24,8 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each
     pool and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch
     and buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
-    For generators it also says how many seconds each phase of an update takes at least, and what bounds it.
+    It also says how many seconds each phase of an update takes at least, and what bounds it; for language models that
+    is with prompts and responses of the greatest length.
 
     Examples:
         burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, what would help?

@@ -71,6 +71,11 @@ class LiveBytes(TorchDispatchMode):
         self._formulas = FlopCounter().formulas
 
     @property
+    def done(self) -> Counter[str]:
+        """All work so far: operations, kernels, and bytes that these move."""
+        return Counter(self._done)
+
+    @property
     def live(self) -> int:
         """Bytes in the memory of the device."""
         return sum(size for category, size in self._by.items() if category not in IN_HOST)
@@ -106,7 +111,7 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def span(self) -> Iterator[Peak]:
         """The peak of what happens in this context, as what it adds to what was alive before."""
-        before, parts, done = self.live, self.parts(), Counter(self._done)
+        before, parts, done = self.live, self.parts(), self.done
         found = Peak(before, parts)
         self._spans.append(found)
         try:

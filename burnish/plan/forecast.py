@@ -95,7 +95,7 @@ class PoolForecast:
     uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
-    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; of generators
+    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; not of vLLM
     weights: tuple[int, int] = (0, 0)  # of the networks that ranks share: learned and frozen ones
 
     @property
@@ -252,7 +252,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     crowd = 1 if pool is None else sharing(pool)
     work = {
         phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
-        for phase in phases if isinstance(half, GeneratorHalf) and phase in TIMED
+        for phase in phases if phase in TIMED and not (phase == SAMPLE and vllm)
     }  # fmt: skip
     return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work, weights)
 

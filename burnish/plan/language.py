@@ -7,6 +7,7 @@ have no values that could be compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from burnish.language.model.loading import read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import options_of
-from burnish.plan.counter import CACHES, WEIGHTS, LiveBytes, shown
+from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
 from burnish.plan.measure import Half, Once
@@ -173,15 +174,22 @@ class MadeUpResponses(LanguageEngine):
         rows, prompt = len(first.prompts), self.encode.length
         more = cache_bytes(model, rows, prompt, longest) - cache_bytes(model, rows, prompt, few.max_new_tokens)
         held: list[Tensor] = []
+        begun: list[Counter[str]] = []  # the work before each token
 
         def grow() -> None:
             """The cache grows once the prompts are read, and no longer beside what reading them takes."""
+            begun.append(half.counter.done)
             if not held:
                 with half.counter.made_as(CACHES):
                     held.append(torch.empty(max(more, 0) + self._kept(job), dtype=torch.uint8))
 
-        with self._no_values(grow):
+        with half.counter.span() as span, self._no_values(grow):
             super().sample(replace(first, sampling=few, finished=None))
+        token = begun[-1] - begun[0]
+        token[MOVED] += max(more, 0) // 2  # that are read of the cache, on average
+        left, batches = longest - few.max_new_tokens, len(job.prompts) / rows
+        whole = {kind: batches * (amount + left * token[kind]) - amount for kind, amount in span.work.items()}
+        half.counter.repeated(Peak(work=Counter(whole)))
 
     def _kept(self, job: ResponseJob) -> int:
         """Bytes of conversations that are kept for their next turn."""

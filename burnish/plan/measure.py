@@ -305,11 +305,12 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
         spare = [torch.empty_like(one) for one in spare]
         changing = roles.sampler_weights(full=False)  # all that is sent after the first time
         spare = [torch.empty_like(one) for one in changing.values()] if spare else []
-    take_few(assembly, counter, half, processes)
+    times = take_few(assembly, counter, half, processes)
     with counter.phase(SAMPLE):
         request = assembly.prompt_schedule.request(1, 0, Counter())
         _ = assembly.rollout_worker.generate(max(split(request, processes), key=len))
         counter.label(STORED, half.caches())
+    counter.repeat_work(SAMPLE, times)
 
 
 def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, trains: bool = True) -> None:
