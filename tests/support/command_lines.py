@@ -24,11 +24,7 @@ FOREIGN = ("docker", "git", "hf", "kubectl", "mypy", "ray", "ruff", "sbatch", "s
 
 
 def accept_line(line: str) -> None:
-    """Look at a line of a shell without running it: our commands, modules, scripts, extras and targets are there.
-
-    Raises:
-        ValueError: something is not.
-    """
+    """Raise a ValueError if commands, modules, scripts, extras or targets of ours in a shell's line are not there."""
     for inner in re.findall(r"<\((.*?)\)", line):
         accept(inner)
     line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
@@ -73,11 +69,7 @@ def _accept_python(rest: list[str]) -> None:
 
 
 def accept_name(command: str) -> None:
-    """Look at a command that is shown without what it requires: its verb and its flags are there.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Raise a ValueError if the verb or a flag of a command, shown without what it requires, is not there."""
     _, verb, *given = command.split()
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is no command")
@@ -87,11 +79,7 @@ def accept_name(command: str) -> None:
 
 
 def accept(command: str) -> None:
-    """Compose what a command would run, and run nothing.
-
-    Raises:
-        ValueError: it would be refused.
-    """
+    """Compose what a command would run, and run nothing; a ValueError is raised where it would be refused."""
     verb, *given = words(command)
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is no command")

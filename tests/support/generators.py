@@ -36,16 +36,7 @@ def folder_of(name: str) -> Path:
 
 
 class Generator:
-    """A pipeline that is loaded, with a network to train.
-
-    Args:
-        path: of a pipeline, or the name of a tiny one.
-        steps, guidance: of what it draws.
-        rollout: further options of the rollout.
-        negative: the negative prompt of all rows.
-        lora: of adapters, which begin far from nothing; None trains all weights.
-        model: options of the model.
-    """
+    """A pipeline (or a tiny one, by name) that is loaded, with a network to train; adapters begin far from nothing."""
 
     def __init__(
         self, path: Path | str, *, steps: int = 4, guidance: float = 1.0, rollout: dict[str, Any] | None = None,

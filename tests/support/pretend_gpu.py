@@ -20,10 +20,7 @@ What it stands in for:
 
 What it can't show: CUDA's kernels and their rounding, speed, memory, streams (everything is over when it returns, so a
 copy that is ``non_blocking`` where it must not be goes unnoticed), several GPUs, and autocast's cache of cast weights.
-
-The instrument is two modes and a few patched functions of ``torch.cuda``, all of the thread and of the ``with`` block
-alone. To C++ a pretended tensor lies on the meta device; a meta tensor of anybody else stays one, as long as no
-pretended tensor takes part in the call that makes it.
+To C++ a pretended tensor lies on the meta device.
 """
 
 from __future__ import annotations

@@ -148,13 +148,7 @@ class Fate:
 
 
 def assert_close(folder: Path, other: Path, tolerance: float) -> None:
-    """The same up to rounding.
-
-    Args:
-        folder, other: of both runs.
-        tolerance: between metrics, relative where they are larger than 1; and of a difference of saved tensors, all
-            their numbers together, relative to what they are.
-    """
+    """Metrics and saved tensors of two runs are the same up to rounding."""
     found, expected = metrics_of(folder), metrics_of(other)
     alone = [sorted(line.keys() ^ there.keys()) for line, there in zip(found, expected, strict=True)]
     assert not any(alone), f"metrics of one run alone, by update: {alone}"
