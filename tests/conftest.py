@@ -38,13 +38,13 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Files whose workers of Ray are forks go to one process, which prepares them once."""
+    """Files whose workers of Ray are forks go to one process, which prepares them once; rows of tables to any."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "forks" if file.endswith(FORKING) else file
+            return "forks" if file.endswith(FORKING) else nodeid if file.endswith(TABLES) else file
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
