@@ -148,7 +148,7 @@ def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], di
     if origin is Sequence:
         options |= {"action": "append", "default": []}
     elif origin is tuple:
-        options["nargs"] = "+" if get_args(kind)[-1] is ... else len(get_args(kind))
+        options["nargs"] = len(get_args(kind))
     long = [] if any(flag.startswith("--") for flag in flags) else [f"--{name.replace('_', '-')}"]
     return [*flags, *long], options | {"dest": name} | ({"required": True} if required else {})
 
