@@ -9,8 +9,7 @@ from burnish.registry import names
 from tests.golden.recorded import recorded
 from tests.support.command_lines import known_options
 from tests.support.shown import ROOT, recipe_names
-from tests.support.time_columns import is_time_column
-from tests.support.tiny_run import TinyRun
+from tests.support.tiny_run import TinyRun, is_time_column
 from tools import hardware_table
 
 DOCS = ROOT / "docs"

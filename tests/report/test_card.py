@@ -4,21 +4,18 @@ import pytest
 
 from burnish.report.card import licence_of, read_licence
 
+OTHER = {"license": "other", "license_name": "own"}
 STATED = {
     "a plain one": ({"license": "apache-2.0"}, {"license": "apache-2.0"}),
     "another, with a file": (
-        {"license": "other", "license_name": "own", "license_link": "LICENSE.md"},
-        {"license": "other", "license_name": "own", "license_link": "https://huggingface.co/a/b/blob/main/LICENSE.md"},
+        OTHER | {"license_link": "LICENSE.md"}, OTHER | {"license_link": "https://huggingface.co/a/b/blob/main/LICENSE.md"},
     ),
-    "an address": (
-        {"license": "other", "license_link": "https://example.org/terms"},
-        {"license": "other", "license_link": "https://example.org/terms"},
-    ),
+    "an address": (OTHER | {"license_link": "https://example.org/terms"},) * 2,
     "markup": ({"license": "<script>", "license_name": "x"}, {}),
     "a list": ({"license": ["mit"]}, {}),
     "a dangerous address": ({"license": "mit", "license_link": "javascript:alert(1)"}, {"license": "mit"}),
     "nothing": ({}, {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", STATED)

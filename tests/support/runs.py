@@ -7,7 +7,7 @@ from typing import Any
 
 from burnish.checkpoint.files import read
 from burnish.training.saved import in_memory
-from tests.support.time_columns import is_time_column
+from tests.support.tiny_run import is_time_column
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from burnish.runtime.transfer import deserialize, serialize
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 from tests.support.schedules import plain
-from tests.support.time_columns import is_time_column
+from tests.support.tiny_run import is_time_column
 
 PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
 DULL = ("two", "five")  # prompts whose samples are all worth the same
