@@ -38,6 +38,15 @@ def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2,
     return results
 
 
+def learn(assembly: Any, update: int) -> Any:
+    """Metrics of an update."""
+    workers = assembly.workers
+    with assembly.roles.gathered():
+        given = assembly.source.rollout(update)  # where it samples, every rank draws all of it
+    batch, _ = workers.compute_advantages(workers.compute_logprobs(given))
+    return workers.update(batch, update)
+
+
 def free_port() -> int:
     """A port that nobody listens on, and that no connection of a test beside this one is given by chance."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # below what Linux gives to connections

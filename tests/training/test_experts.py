@@ -22,7 +22,7 @@ from burnish.utils.errors import UserError
 from tests.support.checkpoints import loaded, make
 from tests.support.equality import same
 from tests.support.optional import seldom
-from tests.support.rank_runs import together
+from tests.support.rank_runs import learn, together
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.cluster
@@ -127,14 +127,10 @@ def begin(run: TinyRun, options: list[str], ranks: Ranks) -> Any:
     return assembly
 
 
-def learn(assembly: Any, store: Any, update: int, saved: int) -> list[float]:
+def saved_after(assembly: Any, store: Any, update: int, saved: int) -> list[float]:
     """Loss and gradient norm of an update, after which there is a checkpoint."""
-    workers = assembly.workers
-    with assembly.roles.gathered():
-        given = assembly.source.rollout(update)  # where it samples, every rank draws all of it
-    batch, _ = workers.compute_advantages(workers.compute_logprobs(given))
-    metrics = workers.update(batch, update)
-    workers.sync_weights(update)
+    metrics = learn(assembly, update)
+    assembly.workers.sync_weights(update)
     store.save(saved, assembly.state_dict(), identity=assembly.identity, score=None)
     return [metrics["actor/loss"], metrics["actor/grad_norm"]]
 
@@ -165,12 +161,12 @@ def share(run: TinyRun, options: list[str], other: Path, ranks: Ranks, folder: P
     """Two updates; the second once more from a checkpoint; then another layout's checkpoint is loaded and saved."""
     store, assembly = make(folder, ranks=ranks, keep_last=9), begin(run, options, ranks)
     found: dict[str, Any] = {"answers": assembly.evaluate(None, n=1)}
-    found["metrics"] = [learn(assembly, store, update, update) for update in (1, 2)]
+    found["metrics"] = [saved_after(assembly, store, update, update) for update in (1, 2)]
     if ranks.size > 1:
         found["sent"] = received(assembly.roles, ranks)
         again = begin(run, options, ranks)
         again.load_state_dict(store.open(folder / "00000001").load(again.identity, again.state_dict()))
-        learn(again, store, 2, 3)
+        saved_after(again, store, 2, 3)
         again.load_state_dict(store.open(other).load(again.identity, again.state_dict()))
         store.save(4, again.state_dict(), identity=again.identity, score=None)
         again.scorer.close()

@@ -16,7 +16,7 @@ from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.sequences import Split, chunks
 from burnish.training.sharding import local_shard
 from tests.support.optional import seldom
-from tests.support.rank_runs import together
+from tests.support.rank_runs import learn, together
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.cluster
@@ -66,13 +66,6 @@ def begun(recipe: Path, options: list[str], size: int, ranks: Ranks) -> Any:
     assembly.check_data()
     assembly.check()
     return assembly
-
-
-def learn(assembly: Any, update: int) -> Any:
-    """Metrics of an update."""
-    workers = assembly.workers
-    batch, _ = workers.compute_advantages(workers.compute_logprobs(assembly.source.rollout(update)))
-    return workers.update(batch, update)
 
 
 def learned(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: Path) -> tuple[Any, dict[str, Tensor]]:
