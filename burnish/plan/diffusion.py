@@ -25,7 +25,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
-from burnish.plan.repeats import Once, repeat_blocks
+from burnish.plan.repeats import Once
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
@@ -124,8 +124,6 @@ class GeneratorHalf(Half):
             self.assembly.engine.latent_shape(self.assembly.train_prompts[0])
 
     def prepare(self) -> None:
-        for part in self.parts():
-            repeat_blocks(part, self.counter)
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         frozen = [part for name, part in self._components if name not in model.names]

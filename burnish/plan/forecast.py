@@ -279,7 +279,9 @@ def pretended(
         contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())
-        if not isinstance(config, FlowConfig):
+        if isinstance(config, FlowConfig):
+            import burnish.plan.diffusion  # noqa: F401  # before counting begins: libraries make tensors of their own
+        else:
             from burnish.plan.language import known_capabilities
 
             language: Any = config

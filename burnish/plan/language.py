@@ -36,7 +36,7 @@ from burnish.plan.counter import CACHES, WEIGHTS, LiveBytes, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
 from burnish.plan.measure import Half
-from burnish.plan.repeats import Once, repeat_blocks
+from burnish.plan.repeats import Once
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
@@ -82,8 +82,6 @@ class LanguageHalf(Half):
         return float(config.trainer.micro_batch_tokens / tokens)
 
     def prepare(self) -> None:
-        for part in self.parts():
-            repeat_blocks(part, self.counter)
         roles, config = self.assembly.roles, self.assembly.config
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts

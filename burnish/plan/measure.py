@@ -33,6 +33,7 @@ from burnish.plan.counter import (
     tensors_of,
 )
 from burnish.plan.made_up import FixedScores
+from burnish.plan.repeats import repeat_blocks
 from burnish.rollout.sources import join, split
 from burnish.tasks import Assembly
 from burnish.tasks.evaluate import Evaluation
@@ -282,6 +283,8 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
             counter.label(rests.average, assembly.ema.average)
     if mapped:
         counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
+    for part in half.parts():
+        repeat_blocks(part, counter)
     gc.collect()
     gc.freeze()  # networks are never garbage, and would be looked through again and again
 

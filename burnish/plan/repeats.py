@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any
@@ -18,7 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from burnish.plan.counter import LiveBytes, Peak
+from burnish.models.lora import AsInForward
+from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak
 from burnish.plan.fakes import is_fake
 
 LEAST = 3  # blocks of a kind, from which on it pays to compute one of them
@@ -62,7 +64,8 @@ def _described(value: Any) -> Any:
     """A tensor as what makes another one like it; other values as they are."""
     if not isinstance(value, Tensor):
         return value
-    return Like(value.shape, value.stride(), value.dtype, is_fake(value), value.requires_grad)
+    fake = is_fake(value)
+    return Like(value.shape, value.stride() if fake else (), value.dtype, fake, value.requires_grad)
 
 
 def _returned(value: Any, places: dict[int, int], leaves: Sequence[Any]) -> Any:
@@ -139,9 +142,9 @@ class Once:
         self.known: dict[Any, Calls] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = tree_leaves((args, kwargs))
-        if torch.is_grad_enabled() or _has_cache(leaves):
+        if torch.is_grad_enabled() or any(map(_is_cache, (*args, *kwargs.values()))):
             return self.function(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
         key = self.held(), _shapes((args, tuple(kwargs.values())))
         if key not in self.known:
             self.known[key], found = self._first(leaves, args, kwargs)
@@ -169,18 +172,32 @@ class Once:
         return Calls(outputs, shape, span, kept, inputs), found
 
 
-def _has_cache(values: Sequence[Any]) -> bool:
-    """Whether there is a cache among arguments, which every call fills."""
-    return any(hasattr(value, "get_seq_length") for value in values)
+def _is_cache(value: Any) -> bool:
+    """Whether an argument is a cache of keys and values, which every call fills."""
+    return hasattr(value, "get_seq_length")
 
 
-def repeat_blocks(network: nn.Module, counter: LiveBytes) -> None:
+def _recomputing() -> int:
+    """How many contexts there are, one in the other, whose activations a backward pass recomputes; 2 are several."""
+    hooks = torch._C._autograd
+    top = hooks._top_saved_tensors_default_hooks(True)
+    if top is None:
+        return 0
+    hooks._pop_saved_tensors_default_hooks()
+    around = hooks._top_saved_tensors_default_hooks(True)
+    hooks._push_saved_tensors_default_hooks(*top)
+    return 1 if around is None else 2
+
+
+def repeat_blocks(network: nn.Module, counter: LiveBytes, *, recomputed: bool = False) -> None:
     """Have one block of each kind compute, of those that a network's lists of modules repeat.
 
     Args:
         network: which is not called yet; only blocks whose weights have no values are repeated.
         counter: which is active.
+        recomputed: the network is a list of modules whose activations are recomputed one by one.
     """
+    recomputed = getattr(network, "gradient_checkpointing", isinstance(network, nn.ModuleList) and recomputed)
     alike = defaultdict[Any, list[nn.Module]](list)
     for child in network.children():
         alike[_kind(child) if isinstance(network, nn.ModuleList) else id(child)].append(child)
@@ -188,9 +205,9 @@ def repeat_blocks(network: nn.Module, counter: LiveBytes) -> None:
         known: dict[Any, Calls] = {}
         for block in blocks:
             if len(blocks) < LEAST:
-                repeat_blocks(block, counter)
+                repeat_blocks(block, counter, recomputed=recomputed)
             elif not isinstance(block.forward, Block) and all(map(is_fake, block.parameters())):
-                block.forward = Block(block, counter, known)
+                block.forward = Block(block, counter, known, recomputed=recomputed)
 
 
 def _kind(block: nn.Module) -> Any:
@@ -212,12 +229,11 @@ def _plain(name: str, value: Any) -> bool:
 class Block(Once):
     """The forward pass of a block: the first one of its kind computes, and so does the first backward pass."""
 
-    recomputing = False  # whether a forward pass is done again for a backward pass, which counts it
-
-    def __init__(self, block: nn.Module, counter: LiveBytes, known: dict[Any, Calls]) -> None:
-        """Args: ``known`` are the calls of blocks of this kind."""
+    def __init__(self, block: nn.Module, counter: LiveBytes, known: dict[Any, Calls], *, recomputed: bool) -> None:
+        """Args: ``known`` are the calls of blocks of this kind, which may be ``recomputed`` by themselves."""
         super().__init__(block.forward, counter, self._adapters)
-        self.block, self.known = block, known
+        self.block, self.known, self.as_in_forward = block, known, AsInForward(block)
+        self.recomputed = recomputed and not hasattr(block, "gradient_checkpointing")  # else by its own forward
         self.adapted: list[Any] = [module for module in block.modules() if hasattr(module, "disable_adapters")]
 
     def _adapters(self) -> Any:
@@ -225,12 +241,14 @@ class Block(Once):
         return casts, [(layer.disable_adapters, *layer.active_adapters) for layer in self.adapted]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        regions = _recomputing() if torch.is_grad_enabled() else 0
+        filled = any(isinstance(one, list) or _is_cache(one) for one in (*args, *kwargs.values()))
+        if filled or regions > self.recomputed:  # lists may be changed; more than this block may be recomputed at once
+            return self.function(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
-        again = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        again = regions > 0
         learns = torch.is_grad_enabled(), again, torch.is_autocast_enabled("cpu")
         key = str(self.held()), learns, _shapes((args, tuple(kwargs.values())))
-        if _has_cache(leaves) or any(isinstance(one, list) for one in (*args, *kwargs.values())):
-            return self.function(*args, **kwargs)  # which may fill them
         if key not in self.known:
             calls, found = self._first(leaves, args, kwargs, again=again)
             if not torch.is_grad_enabled():
@@ -242,14 +260,14 @@ class Block(Once):
                 with self.counter.quiet():  # without what the first call made for all that follow
                     calls = self._first(leaves, args, kwargs, again=again)[0]
             self.known[key] = calls
-        elif not Block.recomputing:
+        else:
             self.counter.repeated(self.known[key].forward)
         calls, learned = self.known[key], self.learned(leaves) if torch.is_grad_enabled() else []
         if not learned:
             return calls.returned(calls.made(), leaves)
-        held = [leaf for leaf in leaves if is_fake(leaf)][:1] if again else [leaves[number] for number in calls.inputs]
-        call = Call(self, calls, [_described(leaf) if is_fake(leaf) else leaf for leaf in leaves], tree, again)
-        return calls.returned(_Repeated.apply(call, held, *learned), leaves)  # type: ignore[no-untyped-call]
+        held = leaves if again else [leaves[number] for number in calls.inputs]
+        call = Call(self, calls, [_described(leaf) if is_fake(leaf) else leaf for leaf in leaves], tree, again, held)
+        return calls.returned(_Repeated.apply(call, *learned), leaves)  # type: ignore[no-untyped-call]
 
     def learned(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Arguments and weights that need a gradient."""
@@ -263,26 +281,27 @@ class Call:
 
     block: Block
     calls: Calls
-    leaves: list[Any]  # of its arguments
+    leaves: Any  # of its arguments
     tree: Any
     again: bool  # whether its forward pass is done again in its backward pass
-    kept: Any = None
+    held: Any  # what waits for that: arguments, and all else as one tensor
 
     def __post_init__(self) -> None:
         self.precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        if self.calls.kept > 0 and not Block.recomputing:
-            self.kept = torch.empty(self.calls.kept, dtype=torch.uint8)
+        self.adapter = self.block.as_in_forward()[1] if self.block.adapted else nullcontext()
+        if self.calls.kept > 0:
+            self.held = *self.held, torch.empty(self.calls.kept, dtype=torch.uint8)
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of arguments and weights."""
         counter, known = self.block.counter, self.calls.backward
         given = tuple(one is not None for one in gradients)
         if given not in known:
-            with counter.quiet():
+            with counter.quiet(), self.adapter:
                 known[given] = self._compute(gradients)
         span, kinds = known[given]
         counter.repeated(span)
-        self.kept = None
+        self.held = self.leaves = None
         with counter.quiet():
             return [kind and kind() for kind in kinds]
 
@@ -301,7 +320,9 @@ class Call:
             made = torch.autograd.grad(end, self.block.learned(leaves), one, allow_unused=True)
             kinds = list(map(_described, made))
             del made
-        span.total -= self.block.counter.held(slope for slope in gradients if slope is not None)  # there already
+        there = self.block.counter.held(slope for slope in gradients if slope is not None)
+        span.total -= there
+        span.parts[ACTIVATIONS] = span.parts.get(ACTIVATIONS, 0) - there
         return span, kinds
 
 
@@ -320,10 +341,9 @@ class _End(torch.autograd.Function):
 
 class _Repeated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, held: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: Call, *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*held)
         made = call.calls.made()
         kinds = [kind for kind in call.calls.outputs if isinstance(kind, Like)]
         ctx.mark_non_differentiable(*(one for one, kind in zip(made, kinds, strict=True) if not kind.learned))
@@ -331,9 +351,4 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        Block.recomputing = True
-        try:
-            _ = ctx.saved_tensors
-        finally:
-            Block.recomputing = False
-        return None, None, *ctx.call.backward(gradients)
+        return None, *ctx.call.backward(gradients)

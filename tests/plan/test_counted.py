@@ -160,8 +160,8 @@ class Joint(torch.nn.Module):
         return states[:, text.shape[1] :], states[:, : text.shape[1]]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(again):
+@pytest.mark.parametrize("recomputed", ["nothing", "each", "all"])
+def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(recomputed):
     from burnish.plan.counter import LiveBytes
     from burnish.plan.fakes import Pretending
     from burnish.plan.repeats import repeat_blocks
@@ -172,12 +172,19 @@ def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(again)
         with Pretending().active(), counter:
             blocks = torch.nn.ModuleList(Joint() for _ in range(6))
             if repeats:
-                repeat_blocks(blocks, counter)
+                repeat_blocks(blocks, counter, recomputed=recomputed == "each")
+
+            def run(*streams, blocks=blocks):
+                for block in blocks:
+                    each = partial(checkpoint, block, use_reentrant=False) if recomputed == "each" else block
+                    streams = each(*streams)
+                return streams
+
             for _ in range(2):
                 streams = torch.randn(2, 1024, 64), torch.randn(2, 512, 64)
                 with counter.phase("forward"):
-                    for block in blocks:
-                        streams = checkpoint(block, *streams, use_reentrant=False) if again else block(*streams)
+                    every = partial(checkpoint, run, use_reentrant=False) if recomputed == "all" else run
+                    streams = every(*streams)
                     loss = streams[0].square().mean()
                 with counter.phase("backward"):
                     loss.backward()
