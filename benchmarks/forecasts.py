@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
+from burnish.language.config import LanguageConfig
 from burnish.plan import measure
 from burnish.plan.counter import BATCH, STORED, LiveBytes, Peak
 from burnish.plan.fakes import Pretending
@@ -87,7 +88,7 @@ def peaks(
     pretending = Pretending()
     with ExitStack() as contexts:
         config = load(recipe, list(options))
-        if fake:
+        if fake and isinstance(config, LanguageConfig):
             contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
         if fake or drawn:
             contexts.enter_context(without_weights())

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, _Storage] = {}
         self._phases: list[str] = []
         self._spans: list[Peak] = []
+        self._quiet = False
         self._resize: Any = torch.UntypedStorage.resize_
         self._formulas = FlopCounter().formulas
 
@@ -91,6 +92,7 @@ class LiveBytes(TorchDispatchMode):
         if not self._phases:
             gc.collect()
         self._phases.append(name)
+        self.peaks.setdefault(name, Peak())
         with self.made_as(category or self.category):
             self._risen()
             try:
@@ -122,6 +124,15 @@ class LiveBytes(TorchDispatchMode):
             found.work = self._done - done
             found.parts = {name: size - parts.get(name, 0) for name, size in found.parts.items()}
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """What happens in this context counts to spans alone, and not to the phase; what is left of it counts later."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
     def repeated(self, span: Peak) -> None:
         """The same happens again."""
         for kind, amount in span.work.items():
@@ -132,7 +143,6 @@ class LiveBytes(TorchDispatchMode):
         """Say what tensors are for: those of a phase so far, and those that were made before counting began."""
         for tensor in tensors_of(tensors):
             self._add(tensor, category, again=True)
-        self._risen()
 
     def beside(self, phase: str, tensors: Any) -> None:
         """A phase has tensors of a batch twice."""
@@ -149,6 +159,10 @@ class LiveBytes(TorchDispatchMode):
         """What a phase did stands for so many times as much."""
         for kind in (OPERATIONS, KERNELS, MOVED):
             self.work[phase, kind] = self.work[phase, kind] * times  # type: ignore[assignment]
+
+    def held(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes of memory that tensors have, some of it together."""
+        return sum(self._known[key].size for key in {_key(tensor) for tensor in tensors} & self._known.keys())
 
     def parts(self) -> dict[str, int]:
         """Live bytes by category, in the memory of the device."""
@@ -189,15 +203,14 @@ class LiveBytes(TorchDispatchMode):
 
     def _did(self, kind: str, amount: float) -> None:
         self._done[kind] += amount  # type: ignore[assignment]
-        if self._phases:
+        if self._phases and not self._quiet:
             self.work[self._phases[-1], kind] += amount  # type: ignore[assignment]
 
     def _compute(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        """Note what an operation does: views and what is only allocated do nothing."""
-        kind = func.overloadpacket
-        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if views or kind.__name__ in NO_KERNELS:
+        """Note what an operation does."""
+        if not _computes(func):
             return
+        kind = func.overloadpacket
         self._did(KERNELS, 1)
         outputs = found if isinstance(found, list | tuple) else (found,)
         self._did(MOVED, sum(one.numel() * one.element_size() for one in (*tensors_in(args), *tensors_in(outputs))))
@@ -254,9 +267,11 @@ class LiveBytes(TorchDispatchMode):
         self._by[category] += int(size * self.times.get(category, 1))
 
     def _move(self, known: _Storage, category: str) -> None:
-        self._changed(known.category, -known.size)
+        before, known.category = known.category, category
+        self._changed(before, -known.size)
         self._changed(category, known.size)
-        known.category = category
+        if (before in IN_HOST) != (category in IN_HOST):
+            self._risen()
 
     def _freed(self, key: int, _: Any) -> None:
         known = self._known.pop(key, None)
@@ -265,7 +280,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _risen(self, more: Peak | None = None) -> None:
         """Look whether this is the peak of what is looked at, with ``more`` beside what is alive."""
-        peaks = [*self._spans, *(self.peaks.setdefault(name, Peak()) for name in self._phases[-1:])]
+        peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:] if not self._quiet)]
         if not peaks:
             return
         live, host = self.live + (more.total if more else 0), sum(self._by[name] for name in IN_HOST)
@@ -273,6 +288,13 @@ class LiveBytes(TorchDispatchMode):
             peak.host = max(peak.host, host)
             if live >= peak.total:
                 peak.total, peak.parts = live, dict(Counter(self.parts()) + Counter(more.parts if more else {}))
+
+
+@cache
+def _computes(func: Any) -> bool:
+    """Whether an operation runs a kernel."""
+    views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+    return not views and func.overloadpacket.__name__ not in NO_KERNELS
 
 
 def device_of(tensor: Any) -> torch.device:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -12,22 +12,59 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from burnish.data.pictures import PictureRecord
+from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
 from burnish.diffusion.pipeline.checks import FORMS, SLIPS
 from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
 from burnish.diffusion.pipeline.model import PipelineModel
 from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
-from burnish.plan.made_up import MadeUpPictures, made_up_prompts
-from burnish.plan.measure import LOAD, Half, Once
-from burnish.types.prompt import Prompts
+from burnish.plan.made_up import grey, made_up_prompts
+from burnish.plan.measure import LOAD, Half
+from burnish.plan.repeats import Once
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
 
 PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
 CORNER = 16  # pixels
+
+
+@dataclass(frozen=True)
+class MadeUpPictures:
+    """Pictures of a data set to learn from, where it is not at hand."""
+
+    records: Sequence[Any]
+    weights: Mapping[str, float]  # of scores, where the pictures have some
+    n: int  # pictures with scores of each prompt
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
+    ) -> MadeUpPictures:
+        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
+        picture = Media.encoded(grey(*pixels.shape[:2]))
+        each = [PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts]
+        if weights:
+            scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
+            return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
+        return cls(each, weights, n)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [record.prompt for record in self.records]
+
+    def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
+        if not self.weights:
+            return EncodedImages(self.records, engine, crop=None, shared=shared)
+        members = [member for group in self.records for member in group.members]
+        encoded = EncodedImages(members, engine, crop=None, shared=shared)
+        return ScoredImages(self.records, encoded, self.weights, self.n)
 
 
 class GeneratorHalf(Half):

@@ -25,13 +25,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
 from burnish.plan.counter import DEVICE, device_of, tensors_in
-from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged
+from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
 
 aten = torch.ops.aten
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
@@ -44,10 +43,11 @@ UNSET = {aten.empty, aten.empty_strided}
 MADE_ALIKE = {
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
 }  # fmt: skip
-IN_FLOAT32 = {  # under autocast on CUDA, other than on a CPU
-    "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "__pow__", "__rpow__",
-    "rsqrt", "reciprocal", "cumsum", "softplus", "logsumexp", "norm", "cosine_similarity",
-}  # fmt: skip
+IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
+    aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
+    aten.rsqrt, aten.reciprocal, aten.cumsum, aten.softplus, aten.logsumexp, aten.norm, aten.linalg_vector_norm,
+    aten.cosine_similarity,
+)  # fmt: skip
 
 
 def is_fake(value: Any) -> bool:
@@ -122,6 +122,8 @@ class Pretending(TorchDispatchMode):
         if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
+            if all(kind is FakeTensor for kind in types):  # at once, and not by way of the mode that it would look for
+                return self.fake.dispatch(func, types, args, kwargs)
             return func(*args, **kwargs)
         if self._is_large(func, args, kwargs):
             with self.fake:
@@ -221,15 +223,19 @@ OWN_METHODS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class CudaPrecision(TorchFunctionMode):
-    """Autocast with CUDA's choices of precision, for tensors on a CPU."""
+@contextmanager
+def cuda_precision() -> Iterator[None]:
+    """In this context autocast has CUDA's choices of precision, for tensors on a CPU."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for kind in IN_FLOAT32:
+            for overload in (getattr(kind, name) for name in kind.overloads() if "out" not in name):
+                library.impl(overload, partial(_in_float32, overload), "AutocastCPU")
+        yield
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not torch.is_autocast_enabled("cpu") or getattr(func, "__name__", "") not in IN_FLOAT32:
-            return func(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            return func(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
+
+def _in_float32(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return function(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
 
 
 def _float32(value: Any) -> Any:
@@ -292,16 +298,10 @@ def pretend_ranks(size: int) -> Iterator[Ranks]:
     if size == 1:
         yield SINGLE_RANK
         return
-    import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
+    with process_group("fake", FakeStore(), size):
         yield PretendRanks(size)
-    finally:
-        dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # what is remembered of this group would be taken for that of a later, real one
 
 
 BLOCK, NESTED = 64, 256  # weights of a scale, and scales of a scale, of NormalFloat

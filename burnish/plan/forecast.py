@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.config import RunConfig
 from burnish.config.hardware import Speed
 from burnish.config.yaml_text import parse
-from burnish.diffusion.assembly import FlowAssembly
+from burnish.diffusion.config import FlowConfig
 from burnish.evaluation.suite import check_task, suites_of
 from burnish.options.cluster import PoolOptions
 from burnish.plan.counter import (
@@ -34,9 +34,7 @@ from burnish.plan.counter import (
     Peak,
     shown,
 )
-from burnish.plan.diffusion import GeneratorHalf
-from burnish.plan.fakes import CudaPrecision, Pretending, pretend_ranks, stored_in_fewer_bits
-from burnish.plan.language import LanguageHalf, VllmForecast, known_capabilities, vllm_forecast
+from burnish.plan.fakes import Pretending, cuda_precision, pretend_ranks, stored_in_fewer_bits
 from burnish.plan.measure import (
     ANNOTATE,
     BACKWARD,
@@ -58,6 +56,9 @@ from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 from burnish.utils.weights import without_weights
+
+if TYPE_CHECKING:
+    from burnish.plan.language import VllmForecast
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
 TIMED = (SAMPLE, ANNOTATE, UPDATE, BACKWARD, STEP, PUBLISH)  # phases of every update
@@ -243,6 +244,8 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         learned = sum(one.numel() for one in every if one.requires_grad)
         weights = learned, sum(one.numel() for one in every) - learned
         if assembly.has_separate_engine:
+            from burnish.plan.language import vllm_forecast
+
             vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
     phases = counter.peaks
     if on_host:
@@ -275,10 +278,15 @@ def pretended(
     with ExitStack() as contexts:
         contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
-        for context in (
-            _quietly(), known_capabilities(config, counter, shared=ranks.size > 1), without_weights(),
-            stored_in_fewer_bits(), pretending.active(), counter, CudaPrecision(),
-        ):  # fmt: skip
+        contexts.enter_context(_quietly())
+        if isinstance(config, FlowConfig):
+            import burnish.plan.diffusion  # noqa: F401  # before counting begins: libraries make tensors of their own
+        else:
+            from burnish.plan.language import known_capabilities
+
+            language: Any = config
+            contexts.enter_context(known_capabilities(language, counter, shared=ranks.size > 1))
+        for context in (without_weights(), stored_in_fewer_bits(), pretending.active(), counter, cuda_precision()):
             contexts.enter_context(context)
         yield assemble(config, ranks, only_samples=not trains), pretending
 
@@ -286,9 +294,13 @@ def pretended(
 def half_of(
     assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True, offloads: bool = False
 ) -> Half:
-    """What the task of an assembly has of its own."""
-    if isinstance(assembly, FlowAssembly):
+    """What the task of an assembly has of its own. The other task's libraries are not imported."""
+    if isinstance(assembly.config, FlowConfig):
+        from burnish.plan.diffusion import GeneratorHalf
+
         return GeneratorHalf(assembly, counter, offloads=offloads)
+    from burnish.plan.language import LanguageHalf
+
     return LanguageHalf(assembly, counter, pretending, samples=samples)
 
 

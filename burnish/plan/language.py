@@ -36,7 +36,8 @@ from burnish.language.teachers import options_of
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
-from burnish.plan.measure import Half, Once
+from burnish.plan.measure import Half
+from burnish.plan.repeats import Once
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
@@ -377,17 +378,14 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
 
 
 @contextmanager
-def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
+def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
     """Have models take over what was measured, where there is a tiny one of their class.
 
     Args:
-        config: of a run, with models that can be read here.
+        config: of a language model's run, with models that can be read here.
         counter: which will be active.
         shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
     """
-    if not isinstance(config, LanguageConfig):
-        yield
-        return
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
     replaced: Any = LanguageModel
     try_out, learn = LanguageModel.try_out, LanguageModel._learn_media

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnish.data.pictures import PictureRecord
-from burnish.data.scored import ScoredGroup
-from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.rewards.mixing import MixingOptions, mix
 from burnish.types.media import Fit, Media
@@ -48,38 +45,6 @@ def _at_hand(reward: AnyReward) -> Any:
     except UserError:
         return Unwritten(reward)
     return reward
-
-
-@dataclass(frozen=True)
-class MadeUpPictures:
-    """Pictures of a data set to learn from, where it is not at hand."""
-
-    records: Sequence[Any]
-    weights: Mapping[str, float]  # of scores, where the pictures have some
-    n: int  # pictures with scores of each prompt
-
-    @classmethod
-    def of(
-        cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
-    ) -> MadeUpPictures:
-        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
-        picture = Media.encoded(_grey(*pixels.shape[:2]))
-        each = [PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts]
-        if weights:
-            scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
-            return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
-        return cls(each, weights, n)
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        return [record.prompt for record in self.records]
-
-    def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
-        if not self.weights:
-            return EncodedImages(self.records, engine, crop=None, shared=shared)
-        members = [member for group in self.records for member in group.members]
-        encoded = EncodedImages(members, engine, crop=None, shared=shared)
-        return ScoredImages(self.records, encoded, self.weights, self.n)
 
 
 @dataclass
@@ -123,11 +88,12 @@ def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> Promp
         count: of them.
         picture: height and width of one that each has; None is none.
     """
-    images = () if picture is None else (Media.encoded(_grey(*picture)),)
+    images = () if picture is None else (Media.encoded(grey(*picture)),)
     return Prompts.of(Prompt(text=f"{WORDS}{i}", answer="1", images=images) for i in range(count))
 
 
-def _grey(height: int, width: int) -> bytes:
+def grey(height: int, width: int) -> bytes:
+    """A grey picture as PNG."""
     from PIL import Image
 
     file = io.BytesIO()

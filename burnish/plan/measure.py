@@ -6,20 +6,18 @@ micro-batch stands for the others.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
-from functools import update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import read_suite_prompts, suites_of
 from burnish.plan.counter import (
@@ -31,12 +29,11 @@ from burnish.plan.counter import (
     STORED,
     WEIGHTS,
     LiveBytes,
-    Peak,
     size_of,
     tensors_of,
 )
-from burnish.plan.fakes import is_fake
 from burnish.plan.made_up import FixedScores
+from burnish.plan.repeats import repeat_blocks
 from burnish.rollout.sources import join, split
 from burnish.tasks import Assembly
 from burnish.tasks.evaluate import Evaluation
@@ -175,62 +172,6 @@ def fill_gradients(group: ParameterGroup, counter: LiveBytes, rests: Rests) -> N
     counter.label(rests.gradients, [weight.grad for weight in group.parameters.values()])
 
 
-class Once:
-    """A function that is called many times alike: without gradients only the first call of a kind computes.
-
-    The others give tensors of the same shapes, and cost at their peak what the first one cost.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None
-    ) -> None:
-        """Args: ``held`` is what else than the shapes of arguments tells calls apart that need other memory."""
-        update_wrapper(self, function)
-        self.function, self.counter, self.held = function, counter, held
-        self.known: dict[Any, tuple[Any, Peak]] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() or any(hasattr(one, "get_seq_length") for one in (*args, *kwargs.values())):
-            return self.function(*args, **kwargs)  # a cache is filled by every call
-        key = self.held(), _shapes((args, tuple(kwargs.values())))
-        if key not in self.known:
-            with self.counter.span() as span:
-                found = self.function(*args, **kwargs)
-            self.known[key] = tree_map(_described, found), span
-            return found
-        shape, span = self.known[key]
-        self.counter.repeated(span)
-        return tree_map(lambda one: one() if callable(one) else one, shape)
-
-
-def _described(one: Any) -> Any:
-    """A tensor as what makes another one like it, with values if it has some; other values as they are."""
-    if not isinstance(one, Tensor):
-        return one
-    size, dtype = one.shape, one.dtype
-    if is_fake(one):
-        return lambda: torch.empty(size, dtype=dtype)
-
-    def zeros() -> Tensor:
-        with _disable_current_modes():
-            return torch.zeros(size, dtype=dtype)
-
-    return zeros
-
-
-def _shapes(value: Any) -> Any:
-    """What tells calls apart that need other memory: shapes, and simple values; times are none."""
-    if isinstance(value, Tensor | nn.Module):
-        return (value.shape, value.dtype) if isinstance(value, Tensor) else id(value)
-    if isinstance(value, int | float | str | bool):
-        return value
-    if isinstance(value, list | tuple) and any(isinstance(one, Tensor | list | tuple) for one in value):
-        return tuple(map(_shapes, value))
-    if isinstance(value, tuple):
-        return tuple(map(_shapes, value))
-    return len(value) if hasattr(value, "__len__") else type(value)
-
-
 def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, rests: Rests) -> int:
     """What a process of the pool ``train`` does up to its second policy update, from loading to saving.
 
@@ -343,6 +284,10 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
             counter.label(rests.average, assembly.ema.average)
     if mapped:
         counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
+    for part in half.parts():
+        repeat_blocks(part, counter)
+    gc.collect()
+    gc.freeze()  # networks are never garbage, and would be looked through again and again
 
 
 def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int = 0) -> float:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.forecasts import peaks
@@ -143,6 +144,53 @@ def test_every_phase_of_ranks(name, size, tmp_path):
     with pretend_ranks(size) as ranks:
         fake = peaks("quickstart", options, fake=True, ranks=ranks)
     near(real, fake)
+
+
+class Joint(torch.nn.Module):
+    """A block of two streams, whose outputs share memory, as those of FLUX do."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.norm, self.up = torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, picture, text):
+        states = torch.cat([text, picture], 1)
+        states = states + self.down(torch.nn.functional.gelu(self.up(self.norm(states))))
+        return states[:, text.shape[1] :], states[:, : text.shape[1]]
+
+
+@pytest.mark.parametrize("recomputed", ["nothing", "each", "all"])
+def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(recomputed):
+    from burnish.plan.counter import LiveBytes
+    from burnish.plan.fakes import Pretending
+    from burnish.plan.repeats import repeat_blocks
+
+    found = []
+    for repeats in (False, True):
+        counter = LiveBytes()
+        with Pretending().active(), counter:
+            blocks = torch.nn.ModuleList(Joint() for _ in range(6))
+            if repeats:
+                repeat_blocks(blocks, counter, recomputed=recomputed == "each")
+
+            def run(*streams, blocks=blocks):
+                for block in blocks:
+                    each = partial(checkpoint, block, use_reentrant=False) if recomputed == "each" else block
+                    streams = each(*streams)
+                return streams
+
+            for _ in range(2):
+                streams = torch.randn(2, 1024, 64), torch.randn(2, 512, 64)
+                with counter.phase("forward"):
+                    every = partial(checkpoint, run, use_reentrant=False) if recomputed == "all" else run
+                    streams = every(*streams)
+                    loss = streams[0].square().mean()
+                with counter.phase("backward"):
+                    loss.backward()
+                del streams, loss
+        found.append({name: peak.total for name, peak in counter.peaks.items()} | {"left": counter.live})
+    assert found[1] == pytest.approx(found[0], abs=4096)  # single numbers
 
 
 def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():
