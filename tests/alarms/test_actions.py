@@ -117,7 +117,7 @@ def test_samples_beyond_the_band_of_a_statistic_are_held_and_all_where_there_is_
     assert acting.rewards == config.rewards
 
 
-@pytest.mark.parametrize("algorithm", ["flow_grpo", "diffusion_nft", "dgpo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "grpo", *seldom("diffusion_nft", "dgpo")])
 def test_a_hold_of_everybody_is_a_larger_coefficient(files, algorithm):
     half, model, label, option = "generators", "sd3", "brightness", "algorithm.kl_coef"
     if algorithm == "grpo":

@@ -73,7 +73,8 @@ def check(half: str, name: str, found: Found) -> None:
         told = f"if that is meant to be, 'python -m tests.golden {half}/{name!r}' records it anew"
         assert before["digest"] == after["digest"], "\n".join([*moved(before, after), told])
         return
-    assert before["metrics"].keys() <= found.metrics.keys()
+    # other tokens may all have the same reward, which nothing goes together with
+    assert {name for name in before["metrics"] if not name.endswith("_correlation")} <= found.metrics.keys()
     if "model.dtype=bfloat16" in HALVES[half][name][1]:
         return
     for column in COMPARED:

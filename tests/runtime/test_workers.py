@@ -259,7 +259,7 @@ def run(module: str, found: Path, *arguments: str) -> dict:
 
 def test_ray_listens_on_this_machine_alone(connection):
     found = listening([os.getpid(), *descendants(os.getpid())])
-    assert len(found) > 5
+    assert len(found) > 3
     assert reached_from_outside(found) == []
 
 
