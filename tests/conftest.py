@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter):
     cases, seconds = Counter(), Counter()
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if isinstance(report, pytest.TestReport):
-            folder = report.nodeid.rpartition("/")[0]
+            folder = report.nodeid.partition("::")[0].rpartition("/")[0]
             cases[folder] += report.when == "call"
             seconds[folder] += report.duration
     for folder, spent in seconds.most_common():
