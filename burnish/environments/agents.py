@@ -10,7 +10,6 @@ import queue
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from burnish.types.media import Kind, Media
 from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.http import bound
 from burnish.utils.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ class Address:
 
         self.asked: dict[str, queue.SimpleQueue[Request]] = {}
         routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
+        listening = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"  # as OPENAI_BASE_URL
         about: dict[str, Any] = {
             "log_level": "critical",

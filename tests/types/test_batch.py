@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,13 +24,25 @@ class Pictures(Batch):
     seed: int = shared()
 
 
-def pictures(count: int = 6) -> Pictures:
+def pictures(count: int = 6, first: int = 0) -> Pictures:
     return Pictures(
-        words=Gathered(table=Words(vector=torch.arange(6.0).view(3, 2)), index=torch.arange(count) % 3),
-        pixels=torch.arange(count * 4.0).view(count, 2, 2),
-        names=[f"{i}" for i in range(count)],
+        words=Gathered(table=Words(vector=torch.arange(6.0).view(3, 2) + first), index=torch.arange(count) % 3),
+        pixels=torch.arange(count * 4.0).view(count, 2, 2) + first,
+        names=[f"{first + i}" for i in range(count)],
         seed=4,
     )
+
+
+@pytest.mark.parametrize("size", [1, 4, 6, 9])
+def test_split_and_cat_are_inverse_and_the_table_is_not_copied(size):
+    whole = pictures()
+    parts = list(whole.split(size))
+    assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert 0 < len(parts[-1]) <= size
+    assert all(part.words.table is whole.words.table for part in parts)
+    joined = Pictures.cat(parts)
+    same(joined, whole)
+    assert joined.words.table is whole.words.table
 
 
 def test_select_takes_rows_in_the_order_asked_for():
@@ -44,6 +57,14 @@ def test_select_takes_rows_in_the_order_asked_for():
     assert (len(none), none.pixels.shape, none.names) == (0, (0, 2, 2), [])
     assert none.words.rows().vector.shape == (0, 2)
     assert list(none.split(3)) == []
+
+
+def test_joining_tables_keeps_rows_also_where_some_are_one():
+    a, b = pictures(4), pictures(5, first=100)
+    joined = Pictures.cat([a, b])
+    assert len(joined.words.table) == 6
+    rows = torch.cat([part.words.rows().vector for part in (a, b)])
+    assert torch.equal(joined.words.rows().vector, rows)
 
 
 def test_a_batch_moves_with_the_rows_of_its_table_that_are_used():
