@@ -138,8 +138,8 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,
             "own machine, GB": round(inside / 1e9, 2), "others, GB": round(between / 1e9, 2),
             "least, GB": round(least / 1e9, 2), "x least": round((inside + between) / least, 2),
-            "computing, s": round(operations / SPEED.tflops / 1e12, 2),
-            "network, s": round(inside / RATES[INSIDE] + between / RATES[BETWEEN], 3),
+            "computing, s": round(operations / SPEED.tflops / 1e12, 4),
+            "network, s": round(inside / RATES[INSIDE] + between / RATES[BETWEEN], 4),
         }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Generative reward models: a model is asked about a picture or a response, and what it says is the reward.
+"""Generative reward models: a model is asked about an image or a response, and what it says is the reward.
 
-It runs in Burnish's own decoder, or behind an address with OpenAI's /chat/completions, and sees the pictures of the
+It runs in Burnish's own decoder, or behind an address with OpenAI's /chat/completions, and sees the images of the
 prompt. Its score is the probability of its answers, without a word written (VQAScore, Lin et al. 2024,
 arXiv:2404.01291), or what it writes, read by a pattern.
 """
@@ -160,7 +160,7 @@ Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 @options
 class DecoderOptions(LoadedOptions):
     """A judge that Burnish loads, whose probabilities are read without a word written; one that sees is shown the
-    pictures."""
+    images."""
 
     @property
     def _sees(self) -> bool:
@@ -349,7 +349,7 @@ class EndpointOptions(ServerOptions):
         Args:
             limit: tokens that it writes; 0 where the first one's probabilities are read.
             until: when it has to be there.
-            prompt: text and pictures.
+            prompt: text and images.
         """
         body = {
             "model": self.model,
@@ -368,7 +368,7 @@ class EndpointOptions(ServerOptions):
 
 
 def content(prompt: Prompt) -> list[dict[str, Any]]:
-    """The parts of a question, pictures as PNG."""
+    """The parts of a question, images as PNG."""
     pictures = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(media)}"}} for media in prompt.images
     ]
@@ -435,7 +435,7 @@ def may_be(spelling: str, tokens: Mapping[str, float]) -> float:
 
 @options
 class PictureJudge(FormOptions, Reward):
-    """Shows a picture, or frames of a clip, to a judge."""
+    """Shows an image, or frames of a clip, to a judge."""
 
     subject: ClassVar[Literal["picture", "response"]] = "picture"
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip")
@@ -465,7 +465,7 @@ class PictureJudge(FormOptions, Reward):
 
 @register("flow reward", "judge")
 class Judge(DecoderOptions, PictureJudge):
-    """What a vision-language model answers when it is asked about the picture."""
+    """What a vision-language model answers when it is asked about the image."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
@@ -478,7 +478,7 @@ class Judge(DecoderOptions, PictureJudge):
 
 @register("flow reward", "judge_endpoint")
 class JudgeEndpoint(EndpointOptions, PictureJudge):
-    """What a vision-language model behind an OpenAI-compatible address answers when it is asked about the picture."""
+    """What a vision-language model behind an OpenAI-compatible address answers when it is asked about the image."""
 
 
 @options
