@@ -67,7 +67,7 @@ def train(depth: int, steps: int, address: str, overrides: list[str]) -> dict[st
             sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", "runtime=ray", "pools.rollout.processes=1",
             f"async_rollout.depth={depth}", f"steps={steps}", f"output_dir={folder}/run", "ray.address=local",
             "rewards.exact=null", f"rewards.remote.url={address}", "rewards.remote.weight=0.9",
-            "rewards.remote.images=false", "rewards.remote.batch_size=256",
+            "rewards.remote.batch_size=256",
             "validation.max_prompts=1", "validation.n=1", f"validation.every={NEVER}", f"checkpoint.every={NEVER}",
             "optimizer.warmup_steps=0",
             *overrides,
