@@ -21,7 +21,7 @@ CANNOT = (
     ("^ConsistencyModel|^ScoreSde|^PNDM|^KarrasVe|^LDMPipeline|^RePaint|^DanceDiffusion",
      "no prompt: they draw without one, by schedulers that Burnish doesn't know"),
     ("^Cosmos[23]", "they need cosmos_guardrail and torchvision; levels of noise of Cosmos-Predict2 go up to 80"),
-    ("^OmniGen", "diffusers reads their images by torchvision, which is not installed here"),
+    ("^OmniGen", "diffusers reads their images by torchvision, which Burnish does not install"),
     ("^BriaFiboEdit|^VisualCloze", "asked by JSON or by a grid of images, not by text and images"),
     ("^ChromaInpaint|^EasyAnimateControl", "their own call fails in diffusers 0.42"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
