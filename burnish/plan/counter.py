@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 from burnish.training.flop_counter import FlopCounter
 
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
-SMALL = 1 << 14  # elements of a tensor that may be on either side
+SMALL = 1 << 10  # elements of a tensor that may be on either side
 ROUNDED = 512  # bytes: CUDA's caching allocator gives multiples of it
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"

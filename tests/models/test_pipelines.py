@@ -1,5 +1,6 @@
 """Pipelines of any class draw, learn and are saved as diffusers alone has them, or are refused with what they do."""
 
+import filecmp
 import gc
 import math
 import shutil
@@ -56,6 +57,7 @@ def test_what_is_exported_and_folded_draws_the_same(name, what, tmp_path):
     torch.testing.assert_close(plain.pictures(asked, plain.draw(asked, x)), pictures, rtol=0, atol=1e-3)
     if name != "pixart-sigma":  # whose scheduler takes no steps of Euler's
         ours.model.save_pipeline(tmp_path / "merged", ours.merged())
+        assert not filecmp.dircmp(folder_of(name) / "tokenizer", tmp_path / "merged" / "tokenizer").diff_files
         for given in ({"path": tmp_path / "merged"}, {"adapter": tmp_path / "adapter"}):
             torch.testing.assert_close(ours.alone(TEXTS, x, **given), pictures, rtol=0, atol=1e-3)
 

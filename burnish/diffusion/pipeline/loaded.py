@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -190,7 +191,7 @@ class LoadedPipeline:
         """Write an adapter as diffusers reads it: in one file, and one more for each network that this doesn't hold."""
         kind = type(self.pipeline)
         for name, network in self.networks.items():
-            if self._saver_takes(name):
+            if self._saver_takes(name, network):
                 weights, metadata = adapter_state(network, adapter)
                 more: dict[str, Any] = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": metadata}
                 kind.save_lora_weights(folder, **more)
@@ -204,14 +205,16 @@ class LoadedPipeline:
         return [self._loading_line(folder, name, network) for name, network in self.networks.items()]
 
     def _loading_line(self, folder: Path, name: str, network: nn.Module) -> str:
-        if self._saver_takes(name):
+        if self._saver_takes(name, network):
             return f'pipe.load_lora_weights("{folder}")'
         if hasattr(network, "save_lora_adapter"):
             return f'pipe.{name}.load_lora_adapter("{folder / name}", prefix=None, weight_name="{FILE}")'
         return f'from peft import PeftModel; PeftModel.from_pretrained(pipe.{name}, "{folder / name}")'
 
-    def _saver_takes(self, name: str) -> bool:
-        saver = getattr(type(self.pipeline), "save_lora_weights", None)
+    def _saver_takes(self, name: str, network: nn.Module) -> bool:
+        saver = (
+            getattr(type(self.pipeline), "save_lora_weights", None) if hasattr(network, "load_lora_adapter") else None
+        )
         return saver is not None and f"{name}_lora_adapter_metadata" in inspect.signature(saver).parameters
 
     def adapter_weights(self, options: LoraOptions) -> dict[str, Tensor]:
@@ -265,6 +268,12 @@ class LoadedPipeline:
             pipeline = type(self.pipeline)(**(self._parts() | plain | numbers))
             pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
             pipeline.save_pretrained(folder)
+        for name, part in self._parts().items():
+            # tokenizers keep what a call has set: the model's own files
+            files = [] if self.path is None or isinstance(part, torch.nn.Module) else (folder / name).glob("*")
+            for file in files:
+                if (own_file := self.path / name / file.name).is_file():
+                    shutil.copyfile(own_file, file)
 
 
 def _place_frozen(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,7 +83,7 @@ class NetworkCall:
                     return Whole(own(given.value))
                 return tree_map(own, given)
             if isinstance(given, list):
-                return [own(one, row) for row in range(count) for one in given]
+                return [tree_map(partial(own, row=row), one) for row in range(count) for one in given]
             if isinstance(given, Value) and count > 1 and given.number in of_states:
                 return values[given.number].flatten(0, 1)
             return tiled(own(given), count)

@@ -236,9 +236,10 @@ def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any
         "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, linear=linear),
     }  # fmt: skip
     if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
-        # looked up in a table by the time, also where the one that is asked for lies between two
+        # looked up in a table by the time, also where the one that is asked for lies between two; double: whole numbers
+        # are no operation to round, and it would not be recorded
         def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:
-            return kind.add_noise(fresh, original_samples, noise, timesteps.round().long())
+            return kind.add_noise(fresh, original_samples, noise, timesteps.double().round().long())
 
         own["add_noise"] = add_noise
     fresh.__dict__ |= own

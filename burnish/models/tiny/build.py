@@ -35,12 +35,14 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
 
 SQUARE = {"height": SIDE, "width": SIDE}
 CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
+SIGLIP_2 = partial(of_class, "Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
 SIGLIP = partial(of_class, "SiglipImageProcessor", size=SQUARE)
 PROCESSORS: dict[str, Callable[..., Any]] = {
     "CLIPImageProcessor": CLIP,
     "CLIPImageProcessorPil": CLIP,
     "SiglipImageProcessor": SIGLIP,
     "SiglipImageProcessorPil": SIGLIP,
+    "Siglip2ImageProcessorPil": SIGLIP_2,
     "Qwen2VLProcessor": partial(qwen_vl, "Qwen2VLProcessor", 14),
     "Qwen2_5_VLProcessor": partial(qwen_vl, "Qwen2_5_VLProcessor", 14),
     "Qwen3VLProcessor": partial(qwen_vl, "Qwen3VLProcessor", 16),
