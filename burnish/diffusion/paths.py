@@ -77,6 +77,7 @@ class Ends(Batch):
 
 GAP = 0.02  # of a noise level above the time of the state that is noised, before the shift
 SHIFT = 3.0  # of noise levels towards noise
+JUDGED = 0.3  # smallest noise level at which the surrogate pulls the policy, and learns
 
 
 @dataclass(kw_only=True)
@@ -127,9 +128,9 @@ class GroupPaths(ComparedSamples):
             present=present,
             step=step,
             level=level(levels[0], step, 0.0),
-            reward_level=level(levels[1], step, how.reward_floor),
+            reward_level=level(levels[1], step, JUDGED),
             surrogate_step=surrogate_step,
-            surrogate_level=level(levels[2], surrogate_step, how.surrogate_floor),
+            surrogate_level=level(levels[2], surrogate_step, JUDGED),
             uid=uid,
             sample=scored.sample[members],
             seed=scored.seed,

@@ -118,6 +118,15 @@ def test_policies_that_lag_follow_and_are_restored(pipeline):
     c.close(old[:3], c.expected["new_old"])
 
 
+def test_a_reference_that_follows_is_the_policy_of_the_last_update(pipeline):
+    every = bench_of(pipeline, kl_coef=0.1, lagged={"reference": {"update_interval": 1}})
+    assert every.train(3)["actor/kl_loss"] == pytest.approx(0.0, abs=1e-12)
+    for updates, far in ((1, False), (2, True), (3, False)):
+        bench = bench_of(pipeline, kl_coef=0.1, lagged={"reference": {"update_interval": 9, "kl_limit": 1e-12}})
+        metrics = bench.train(updates)
+        assert (metrics["actor/kl_loss"] > 1e-12) == bool(metrics["lagged/reference/copy_update"]) == far
+
+
 DRAFTS = {
     "draft": {"last_steps": 3, "recompute": True, "kl_coef": 0.1}, "refl": {"kind": "refl", "first": 1, "last": 4},
     "draft_lv": {"kind": "draft_lv", "renoised": 3},
