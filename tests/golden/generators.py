@@ -127,6 +127,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "draft lv level": ("flux", [*DIFFERENTIABLE, "algorithm.kind=draft_lv", "algorithm.last_steps=1",
         "algorithm.renoise_level=0.1"]),
     "draft refl": ("flux", [*DIFFERENTIABLE, "algorithm.kind=refl", "algorithm.last_steps=1", "algorithm.kl_coef=0.1"]),
+    "srpo": ("sd3", [*DIFFERENTIABLE, "algorithm.ceiling=null", "algorithm.emphasis=[[0.5, 1], [0.2, 0]]", *ONE_STEP]),
     "sft": ("sd3", [*RECORDS, "algorithm.prompt_dropout=0.5", GUIDED]),
     "sft best": ("flux", ["algorithm.online=true", "algorithm.best=2", ALL]),
     # pictures with scores
