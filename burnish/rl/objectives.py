@@ -314,6 +314,39 @@ def dppo(
     return reported(-weight * advantage * masked(logprob, mask), difference, out, mask)
 
 
+@register("surrogate", "drpo", whole_samples=False)
+def drpo(
+    logprob: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    *,
+    divergence_limit: Positive = 12.5,
+) -> Surrogate:
+    """DRPO: ratio times advantage, less a penalty that grows with how far a probability has moved (arXiv:2606.09821).
+
+    Args:
+        logprob, old, advantage, mask: see above.
+        divergence_limit: Change of a probability at which its action pulls no more; beyond it is pulled back.
+
+    Returns:
+        With the ratio r of an action's probability p to the one that it was sampled with, q,
+
+            -advantage r + |advantage| q (r - 1)^2 / (2 divergence_limit),
+
+        whose gradient is that of the ratio times 1 - sign(advantage (r - 1)) |p - q| / divergence_limit: DPPO's trust
+        region with a slope in place of an edge. ``actor/pg_clipfrac`` counts actions beyond it.
+    """
+    from burnish.rl.surrogates import log_ratio, masked, reported
+
+    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
+    moved = difference.exp() - 1
+    before = masked(old, mask).exp()
+    penalty = advantage.abs() * before * moved.square() / (2 * divergence_limit)
+    beyond = (before * moved.detach()).abs() > divergence_limit
+    return reported(penalty - advantage * (1 + moved), difference, beyond, mask)
+
+
 @register("surrogate", "ratio", whole_samples=False)
 def plain_ratio(
     logprob: Tensor,

@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "opo": ("qwen3_moe", [ALL]),
     "pass_at_k": ("llama", ["algorithm.pass_k=2", "algorithm.pass_reward=0.5"]),
     "dppo": ("llama", ["algorithm.divergence=kl"]),
+    "drpo": ("llama", []),
     "clip_cov": ("llama", ["algorithm.cov_low=-5", "algorithm.cov_fraction=0.1"]),
     "kl_cov": ("qwen2", ["algorithm.cov_fraction=0.1", ALL]),
     # layouts of a batch, old log-probs, kinds of model

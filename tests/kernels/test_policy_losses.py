@@ -339,3 +339,14 @@ def test_dppo_leaves_out_what_has_moved_too_far_and_would_move_on(divergence):
     counts = torch.tensor([[row[3] for row in rows]])
     torch.testing.assert_close(gradient, torch.where(counts, -advantage * p / q, 0.0))
     assert torch.equal(found.metrics["actor/pg_clipfrac"] == 0, counts)
+
+
+def test_drpo_weighs_the_gradient_down_as_a_probability_moves_and_turns_it_beyond_the_limit():
+    """1 - sign(A (r - 1)) |p - q| / limit, of the gradient of the ratio (arXiv:2606.09821, table 1)."""
+    p, q, advantage = torch.tensor([[0.9, 0.9, 0.1, 0.1, 0.8], [0.5] * 4 + [0.1], [1.0, -2.0, 1.0, -1.0, 1.0]]).double()
+    leaf, old, mask = p.log().requires_grad_(), q.log(), torch.ones(1, 5, dtype=torch.bool)
+    found = objectives.drpo(leaf[None], old[None], advantage[None], mask, divergence_limit=0.5)
+    (gradient,) = torch.autograd.grad(found.loss.sum(), leaf)
+    weight = 1 - (advantage * (p - q)).sign() * (p - q).abs() / 0.5
+    torch.testing.assert_close(gradient, -advantage * weight * p / q)
+    assert found.metrics["actor/pg_clipfrac"].tolist() == [[0.0] * 4 + [1.0]]
