@@ -65,6 +65,7 @@ KINDS = {
         part_of_function=f"{PARTS}:WholeSamples",
     ),
     "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", part=f"{PARTS}:KlPart"),
+    "kl gate": Kind("burnish.rl.kl", f"{PARTS}:KlGateFunction", part=f"{PARTS}:KlGatePart"),
     "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward", more=FOR_BOTH),
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward", more=FOR_BOTH),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
@@ -354,7 +355,8 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
         body[option] = pydantic.Field(description=words[0] if words else told.get(option, ""), **given)
 
     def reduced(self: Any) -> tuple[Any, ...]:  # the class has the function's name, by which pickle would find that
-        return _remade, (function, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _remade, (type(self).function, values)
 
     body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or "", "__reduce__": reduced}
     return type(function.__name__, (_load(base),), body | {"function": staticmethod(function)})

@@ -32,7 +32,7 @@ from burnish.options import (
 )
 from burnish.options.cluster import AsyncRolloutOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.registry import MayChange, ReadIf, fields, names, options
-from burnish.rewards.mixing import MixingOptions
+from burnish.rewards.mixing import MixingOptions, component_names
 from burnish.rl.algorithm import Algorithm
 from burnish.utils.addresses import SECRET, address_complaint, is_address, secret_in
 from burnish.utils.errors import ConfigError
@@ -418,6 +418,7 @@ class RunConfig:
         counting = [label for label, reward in self.rewards.items() if reward.counts]
         weights = self.data.scores or {}
         compared = [key for key, weight in weights.items() if weight] if weights else counting
+        columns = tuple(weights) or (component_names(self.rewards) if needs.reads else ())
         watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
         sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
         return [
@@ -457,6 +458,15 @@ class RunConfig:
                 len(compared) == 1 and needs.each_reward,
                 f"algorithm.advantage_aggregation is each, but {', '.join(compared)} is the only reward with a weight: "
                 "there is nothing to sum; leave it out",
+            ),
+            *(
+                (
+                    reward not in columns,
+                    f"algorithm.{part} reads the reward {reward}, but there is {', '.join(columns) or 'none'}; "
+                    f"watch it by rewards.{reward}.weight=0, or have {part} read another",
+                )
+                for part, read in needs.reads.items()
+                for reward in read
             ),
             *(
                 (

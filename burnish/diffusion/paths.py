@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.diffusion.batches import ComparedSamples, groups_of, together
 from burnish.diffusion.steps import diffuse, uniform_above
-from burnish.types.batch import Batch, Gathered, to_device
+from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
 from burnish.utils import random
@@ -29,7 +29,7 @@ class Ends(Batch):
     conditioning: Gathered[Conditioning]
     prompts: list[Prompt]  # [M]
     state: Tensor  # [M, ...] at the first of the times
-    times: Tensor  # [M, K + 1] falling to 0
+    times: Tensor  # [M, K + 1]
     share: Tensor  # [M] of a state's elements that are noised
 
     @classmethod
@@ -75,8 +75,69 @@ class Ends(Batch):
         )
 
 
+REACH = 0.101  # share of the range of noise levels that SRPO's step spans at most
+INSIDE = 0.005  # of the range that is left out at either end
+
+
+@dataclass(kw_only=True)
+class Realigned(Ends):
+    """Finished samples with the noise that they came from, twice each: a step from a noise level down to another, and
+    one from below up to the same (SRPO's Direct-Align, arXiv:2509.06942). The times are those of the step."""
+
+    noise: Tensor  # [M, ...]
+    noised: Tensor  # [M, ...] bool, or what broadcasts to it
+    denoises: Tensor  # [M] bool: the step goes down
+    emphasis: Tensor  # [M]
+    update: int = shared()
+
+    @classmethod
+    def of(cls, scored: Scored, levels: tuple[float, float], emphasis: Sequence[tuple[float, float]]) -> Realigned:
+        """Of samples whose first step is recorded.
+
+        Args:
+            scored: the samples.
+            levels: the range of noise levels.
+            emphasis: at its ends, of steps that go down and of those that go up.
+        """
+        trace, (low, high) = scored.trace, levels
+        keys: list[tuple[random.Part, ...]] = [
+            (scored.seed, "realign", scored.update, prompt.uid, sample)
+            for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
+        ]
+        place = INSIDE + (1 - 2 * INSIDE) * random.uniform(1, keys)[:, 0]  # in the range, of where both steps end
+        reach = torch.minimum(place, 1 - place).clamp(max=REACH)
+        begins, ends = torch.stack([place + reach, place - reach], 1), place[:, None].expand(-1, 2)
+        lower, edges = torch.minimum(begins, ends), torch.tensor(emphasis)
+        strength = edges[:, 0] + (edges[:, 1] - edges[:, 0]) * lower
+        rows = torch.arange(len(scored)).repeat_interleave(2)
+        clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
+        device = clean.device
+        times = (low + (high - low) * torch.stack([begins, ends], 2)).flatten(0, 1).to(trace.schedule.dtype)
+        path = to_device(times.clamp(max=float(trace.schedule[0])), device)
+        first, start = read(at(trace.state, rows, torch.zeros_like(rows))), to_device(trace.time[rows, 0], device)
+        noise = first / start.view(-1, *[1] * (first.ndim - 1))  # networks that predict noise begin below t = 1
+        return cls(
+            conditioning=trace.conditioning.select(rows),
+            prompts=[scored.prompts[row] for row in rows.tolist()],
+            state=diffuse(clean, noise, path[:, 0], noised),
+            times=path,
+            share=share_of(noised),
+            noise=noise,
+            noised=noised,
+            denoises=to_device(torch.tensor([True, False]).repeat(len(scored)), device),
+            emphasis=to_device(strength.flatten().to(times.dtype), device),
+            update=scored.update,
+        )
+
+    def recovered(self, x: Tensor) -> Tensor:
+        """The clean samples [M, ...] that states at the last of the times are made of: (x - t noise) / (1 - t)."""
+        t = self.times[:, -1].view(-1, *[1] * (x.ndim - 1))
+        return torch.where(self.noised, (x - t * self.noise) / (1 - t), x)
+
+
 GAP = 0.02  # of a noise level above the time of the state that is noised, before the shift
 SHIFT = 3.0  # of noise levels towards noise
+JUDGED = 0.3  # smallest noise level at which the surrogate pulls the policy, and learns
 
 
 @dataclass(kw_only=True)
@@ -127,9 +188,9 @@ class GroupPaths(ComparedSamples):
             present=present,
             step=step,
             level=level(levels[0], step, 0.0),
-            reward_level=level(levels[1], step, how.reward_floor),
+            reward_level=level(levels[1], step, JUDGED),
             surrogate_step=surrogate_step,
-            surrogate_level=level(levels[2], surrogate_step, how.surrogate_floor),
+            surrogate_level=level(levels[2], surrogate_step, JUDGED),
             uid=uid,
             sample=scored.sample[members],
             seed=scored.seed,

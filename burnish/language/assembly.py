@@ -93,7 +93,6 @@ class LanguageAssembly(Assembly):
             layout=config.trainer.layout,
             micro_batch_size=config.trainer.micro_batch_tokens,
             on_policy=config.steps_per_update == 1,
-            memory=config.algorithm.make_memory(),
             seed=config.seed,
             router_aux_loss_coef=config.model.router_aux_loss_coef,
             sampled_elsewhere=config.rollout.vllm is not None,

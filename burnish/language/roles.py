@@ -63,7 +63,6 @@ class LanguageRoles(TrainedRoles):
         layout: Layout | Literal["auto"],
         micro_batch_size: int,
         on_policy: bool,
-        memory: Any,
         seed: int,
         router_aux_loss_coef: float,
         sampled_elsewhere: bool,
@@ -77,7 +76,7 @@ class LanguageRoles(TrainedRoles):
         is not read until it is sharded; ``load_teacher`` loads a teacher when it is first asked.
         """
         super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
-        self.needs, self.critic, self.memory = needs, critic, memory
+        self.needs, self.critic = needs, critic
         self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
         self._settled: Layout | None = None
         self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
@@ -265,14 +264,6 @@ class LanguageRoles(TrainedRoles):
             self._settled = cheapest_for_all(
                 trace, self.model, budget=self.micro_batch_size, mini_batch=self.mini_batch_size
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Trained weights of every role, and what the algorithm remembers."""
-        return super().state_dict() | {"memory": self.memory.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.memory.load_state_dict(state["memory"])
 
 
 class Balance:

@@ -30,6 +30,11 @@ class Rewards:
     value: Tensor  # [B, K] predictions of the value network; [B, 0] without one
     steps: Tensor  # [B, K] what of the reward belongs to a step that ends with the action; NaN where none does
     applied: Tensor  # [B, R] float64: weights of each for each sample; 0 where one doesn't apply
+    names: tuple[str, ...]  # R, of single rewards
+
+    def component(self, name: str) -> Tensor:
+        """The values of a single reward [B], which needs no weight; NaN where one is missing."""
+        return self.components[:, self.names.index(name)]
 
     @classmethod
     def of(cls, scores: Scores, group: Tensor, actions: int) -> Rewards:
@@ -42,6 +47,7 @@ class Rewards:
             components=scores.counted.to(scores.components),
             weights=scores.weights,
             applied=scores.applied,
+            names=scores.names,
             actions=earned,
             by_turn=earned,
             greedy=torch.full_like(scores.reward, torch.nan),
@@ -249,6 +255,28 @@ def _lowest(reward: Tensor, missing: Tensor, groups: Groups, ratio: float) -> Te
     start = (size.cumsum(0) - size)[groups.label[order]]
     rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order)) - start)
     return rank < (groups.count * ratio).floor()[groups.label]
+
+
+def amplified(advantage: Tensor, distance: Tensor, group: Tensor, missing: Tensor) -> Tensor:
+    """Positive advantages times how far their samples are from the others of their group (arXiv:2512.24138, eq. 8).
+
+    The distance counts over the mean of its group, as in the code of GARDO; the equation leaves the mean out.
+
+    Args:
+        advantage: [B].
+        distance: [B] of each sample to its nearest neighbour within the group; NaN where it is unknown, which amplifies
+            nothing.
+        group: [B] ids.
+        missing: [B] bool; left out of the means.
+
+    Returns:
+        [B] float32. Where all samples of a group are alike, nothing is amplified.
+    """
+    unknown = missing | distance.isnan()
+    groups = group_statistics(distance, group, unknown)
+    mean = groups.mean[groups.label]
+    factor = torch.where(unknown | (mean <= 0), 1.0, distance.double() / mean)
+    return torch.where(advantage > 0, advantage * factor, advantage).float()
 
 
 def normalise_each(

@@ -152,6 +152,7 @@ class AdvantagePart:
     advantage_aggregation = "sum"
     turn_rewards = False
     least: ClassVar[str] = ""  # its option that says how many samples of a prompt it needs
+    reads: ClassVar[str] = ""  # its option that names a reward
 
     @property
     def samples(self) -> int:
@@ -197,11 +198,27 @@ class KlFunction(Protocol):
         """Log-probs under the policy, with gradient, and under the reference to an estimate of each action [B, K]."""
 
 
+class KlGateFunction(Protocol):
+    """What a function registered as a "kl gate" is called with."""
+
+    def __call__(self, rewards: Rewards, memory: dict[str, Any]) -> Tensor:
+        """Rewards of the B samples of an update to the factor of the KL of each [B]: 0 lets a sample go. What is put
+        into the memory is there in the next update, and in checkpoints."""
+
+
 @options
 class KlPart:
     """Base of KL estimators."""
 
     function: ClassVar[Any]
+
+
+@options
+class KlGatePart:
+    """Base of gates of the KL."""
+
+    function: ClassVar[Any]
+    reads: ClassVar[str] = ""  # its option that names rewards
 
 
 def adopt(cls: type, part: type) -> None:
@@ -288,6 +305,17 @@ class Memory:
             part.load_state_dict(state[name])
 
 
+class Notes(dict[str, Any]):
+    """What a gate of the KL remembers: numbers, and lists of them, by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clear()
+        self.update(state)
+
+
 @options
 class Algorithm(ABC):
     """Base of all algorithms; a subclass is registered under its paper's name.
@@ -299,6 +327,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
     gates_kl: ClassVar[bool] = False  # its KL to the reference counts by ``kl_factor``, sample by sample
+    kl_gate = None
 
     def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
@@ -322,8 +351,8 @@ class Algorithm(ABC):
         yield from ()
 
     def make_memory(self) -> Memory:
-        """What this algorithm remembers between updates, saved with checkpoints; the default nothing."""
-        return Memory({})
+        """What this algorithm remembers between updates, saved with checkpoints."""
+        return Memory({"kl_gate": Notes()} if self.kl_gate is not None else {})
 
     def compute_logprobs(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""
@@ -355,6 +384,9 @@ class Algorithm(ABC):
         return {}
 
 
+KlGate = Annotated[Any, Choice("kl gate"), ReadIf("kl_option", why="its KL to the reference has no weight")]
+
+
 @options
 class PolicyGradient(Algorithm):
     """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
@@ -365,6 +397,9 @@ class PolicyGradient(Algorithm):
     surrogate: Annotated[Any, Choice("surrogate")] = None
     """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
     {name: NAME} with its options; null takes its own."""
+    kl_gate: KlGate = None
+    """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
+    with its options; null holds all alike."""
     advantage_clip: Positive | None = None
     """Largest size of an advantage; null never clips."""
     advantage_clip_low: Finite | None = None
@@ -442,6 +477,21 @@ class PolicyGradient(Algorithm):
         return weighted(call(self.part("surrogate"), logprob, old, advantage, mask), weight)
 
 
+RewardsRead = Mapping[str, tuple[str, ...]]  # names of single rewards that parts of an algorithm read, by its kind
+
+
+def rewards_read(algorithm: Algorithm) -> RewardsRead:
+    """What the advantage reads, and the gate of the KL where there is one."""
+    parts = {"advantage": part_of(algorithm, "advantage"), "kl_gate": algorithm.kl_option and algorithm.kl_gate}
+    named = {kind: getattr(part, part.reads) for kind, part in parts.items() if part and part.reads}
+    return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in named.items() if names}
+
+
+def part_of(algorithm: Algorithm, kind: str) -> Any:
+    """The advantage or the surrogate that is in use, with its options."""
+    return algorithm.part(kind) if isinstance(algorithm, PolicyGradient) else chosen(algorithm, kind)
+
+
 def call(part: Any, *tensors: Any) -> Any:
     """The function of a part on tensors, with the part's options."""
     given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
@@ -452,8 +502,7 @@ def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
     """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
     from burnish.rl.advantages import Advantages
 
-    part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
-    found = call(part, rewards)
+    found = call(part_of(algorithm, "advantage"), rewards)
     found = found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
     counts = rewards.mask.sum(1)
     means = (found.advantage * rewards.mask).sum(1) / counts.clamp_min(1)

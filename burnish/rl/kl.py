@@ -1,4 +1,4 @@
-"""How far one policy has moved from another: estimates, what it costs, and the coefficient of that cost.
+"""How far one policy has moved from another: estimates, what it costs and whom, and the coefficient of that cost.
 
 PyTorch is imported when one is called: configurations are read without it.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from burnish.options import Count, Positive
-from burnish.registry import ReadIf, known, lookup, names, options
-from burnish.rl.algorithm import call
+from burnish.registry import ReadIf, known, lookup, names, options, register
+from burnish.rl.algorithm import Metrics, call
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from burnish.rl.advantages import Rewards
 
 K3_MAX = 10.0  # as in verl: e^20 of one token would drown all others
 Kind = Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
@@ -78,6 +81,71 @@ def gated_kl(kl: Tensor, factor: Sequence[float]) -> Tensor:
     if all(one == 1 for one in factor):
         return kl
     return kl * to_device(torch.tensor(factor), kl.device).view(-1, *[1] * (kl.ndim - 1))
+
+
+WINDOW = 20  # updates that GARDO's share is compared over
+STEP = 0.1  # by which it grows and falls
+
+
+def win_rate(value: Tensor) -> Tensor:
+    """Share of the values [B] that each is above (GARDO, arXiv:2512.24138, eq. 7): [B] float64; NaN stays NaN."""
+    import torch
+
+    known = value[~value.isnan()].double().sort().values
+    below = torch.searchsorted(known, value.double().contiguous()).double()
+    return (below / max(len(known), 1)).masked_fill(value.isnan(), math.nan)
+
+
+@register("kl gate", "disagreement", reads="against")
+def disagreement(
+    rewards: Rewards,
+    memory: dict[str, Any],
+    *,
+    against: Annotated[tuple[str, ...], Field(min_length=1)] = ("aesthetic", "imagereward"),
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1,
+) -> Tensor:
+    """GARDO: the KL holds the samples that the reward overestimates most, as other rewards see them.
+
+    Args:
+        rewards: of the samples of an update.
+        memory: the share, and means of the last updates.
+        against: Rewards that the reward is compared with, by their names in rewards; weight 0 is enough.
+        share: Share of the overestimated samples that are held at first. It grows by a tenth where they are
+            overestimated more than in each of the last 20 updates, and falls by a tenth where they are less.
+
+    Returns:
+        1 for those that are held, 0 for the others. A sample is overestimated by how far its win rate in the batch is
+        above the mean of its win rates by the other rewards (He et al. 2025, arXiv:2512.24138, eq. 7 and A.1). As in
+        the authors' code the quantile and the mean are over samples where that is at least 0, in the whole batch: over
+        all samples the mean of win rates is a constant. Whom no other reward has a value for is held.
+    """
+    import torch
+
+    own = win_rate(rewards.reward.masked_fill(rewards.missing, math.nan))
+    others = torch.stack([win_rate(rewards.component(name)) for name in against]).nanmean(0)
+    uncertainty = own - others
+    over = uncertainty[uncertainty >= 0]
+    share, means = memory.setdefault("share", share), memory.setdefault("means", [])
+    if not len(over):
+        return uncertainty.isnan().float()
+    held = ~(uncertainty <= over.quantile(1 - share))  # true of what is unknown, too
+    mean = float(over.mean())
+    if len(means) == WINDOW and mean > max(means):
+        memory["share"] = min(share * (1 + STEP), 1.0)
+    elif len(means) == WINDOW and mean < min(means):
+        memory["share"] = share * (1 - STEP)
+    memory["means"] = [*means, mean][-WINDOW:]
+    return held.float()
+
+
+def gate(part: Any, scored: Any, memory: dict[str, Any]) -> tuple[Any, Metrics]:
+    """Samples with the factors of their KL by a gate. Those that ``Hold`` holds keep theirs."""
+    from burnish.rl.advantages import Rewards
+
+    factors = call(part, Rewards.of(scored.scores, scored.group, 1), memory).tolist()
+    pairs = zip(scored.scores.kl_factor, factors, strict=True)
+    scores = replace(scored.scores, kl_factor=[factor if own == 1 else own for own, factor in pairs])
+    return replace(scored, scores=scores), {"actor/kl_gate": sum(factors) / len(factors)}
 
 
 class KlController:

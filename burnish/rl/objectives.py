@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.options import NonNegative, Positive
-from burnish.registry import ReadIf, register
+from burnish.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.rl.surrogates import Surrogate
 
+DRIFT_MAX = 0.2  # bound of ratio - 1 in the gradient of CPGD's drift
 Clip = Annotated[float, Field(gt=0, le=1)]  # ratios below 1 - clip can't exist above 1
 
 
@@ -229,7 +230,6 @@ def cpgd(
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     clip_high: Positive | None = None,
     drift_coef: NonNegative = 0.0,
-    drift_clip: Annotated[Positive, ReadIf("drift_coef")] = 0.2,
 ) -> Surrogate:
     """CPGD: policy gradient in log-probs, with a penalty for leaving the old policy (arXiv:2505.12504).
 
@@ -238,12 +238,11 @@ def cpgd(
         clip: Clip range of the probability ratio.
         clip_high: Upper clip range if it is to differ from the lower one; null takes clip.
         drift_coef: Weight of the penalty for leaving the old policy.
-        drift_clip: Bound of ratio - 1 in the gradient of that penalty.
 
     Returns:
         -advantage x log-prob, where the log-prob counts no further than log(1 + clip_high) above the old one for a
         positive advantage and log(1 - clip) below it otherwise: no ratio multiplies the gradient. The penalty is the
-        k3 estimate of KL(old || policy), whose gradient (ratio - 1) x that of the log-prob is bounded.
+        k3 estimate of KL(old || policy), whose gradient (ratio - 1) x that of the log-prob is bounded at 0.2.
 
         The loss, with ``actor/policy_drift``: the k3 estimate before its coefficient.
     """
@@ -260,7 +259,7 @@ def cpgd(
     excess = difference.detach().exp() - 1
     estimate = excess - difference.detach()
     if drift_coef:
-        loss = loss + drift_coef * (estimate + excess.clamp(max=drift_clip) * (own - own.detach()))
+        loss = loss + drift_coef * (estimate + excess.clamp(max=DRIFT_MAX) * (own - own.detach()))
     found = reported(loss, difference, clipped, mask)
     found.metrics["actor/policy_drift"] = masked(estimate, mask)
     return found
@@ -275,7 +274,6 @@ def dppo(
     *,
     divergence: Literal["tv", "kl"] = "tv",
     divergence_limit: Positive = 0.15,
-    ratio_limit: Positive = 20.0,
 ) -> Surrogate:
     """DPPO: the policy gradient without actions whose probability has moved too far, and would move on.
 
@@ -285,7 +283,6 @@ def dppo(
             (kl).
         divergence_limit: Divergence from which on an action counts no more; the paper takes 0.15 for tv and 0.05 for
             kl.
-        ratio_limit: Largest weight of an action by its ratio.
 
     Returns:
         Its binary forms: a trust region of probabilities, not of their ratio (Qi et al. 2026, arXiv:2602.04879).
@@ -294,13 +291,13 @@ def dppo(
 
             advantage > 0, p > q, D > limit    or    advantage < 0, p < q, D > limit
 
-        and has the loss -advantage x min(p / q, ratio_limit), no gradient through the weight, x log p otherwise. D is
+        and has the loss -advantage x min(p / q, 20), no gradient through the weight, x log p otherwise. D is
         |p - q| (tv), or q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (kl): an unlikely action may multiply its
         probability, a likely one may not fall far.
     """
     import torch
 
-    from burnish.rl.surrogates import log_ratio, masked, reported
+    from burnish.rl.surrogates import WEIGHT_MAX, log_ratio, masked, reported
 
     difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
     with torch.no_grad():
@@ -313,8 +310,41 @@ def dppo(
             apart = -q * moved + rest_q * (rest_q.log() - rest_p.log())
         onward = ((advantage > 0) & (moved > 0)) | ((advantage < 0) & (moved < 0))
         out = onward & (apart > divergence_limit)
-        weight = torch.where(out, 0.0, moved.exp().clamp(max=ratio_limit))
+        weight = torch.where(out, 0.0, moved.exp().clamp(max=WEIGHT_MAX))
     return reported(-weight * advantage * masked(logprob, mask), difference, out, mask)
+
+
+@register("surrogate", "drpo", whole_samples=False)
+def drpo(
+    logprob: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    *,
+    divergence_limit: Positive = 12.5,
+) -> Surrogate:
+    """DRPO: ratio times advantage, less a penalty that grows with how far a probability has moved (arXiv:2606.09821).
+
+    Args:
+        logprob, old, advantage, mask: see above.
+        divergence_limit: Change of a probability at which its action pulls no more; beyond it is pulled back.
+
+    Returns:
+        With the ratio r of an action's probability p to the one that it was sampled with, q,
+
+            -advantage r + |advantage| q (r - 1)^2 / (2 divergence_limit),
+
+        whose gradient is that of the ratio times 1 - sign(advantage (r - 1)) |p - q| / divergence_limit: DPPO's trust
+        region with a slope in place of an edge. ``actor/pg_clipfrac`` counts actions beyond it.
+    """
+    from burnish.rl.surrogates import log_ratio, masked, reported
+
+    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
+    moved = difference.exp() - 1
+    before = masked(old, mask).exp()
+    penalty = advantage.abs() * before * moved.square() / (2 * divergence_limit)
+    beyond = (before * moved.detach()).abs() > divergence_limit
+    return reported(penalty - advantage * (1 + moved), difference, beyond, mask)
 
 
 @register("surrogate", "ratio", whole_samples=False)

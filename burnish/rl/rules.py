@@ -79,6 +79,28 @@ class DanceGroup(_Group):  # type: ignore[misc]
     """Added to that std."""
 
 
+def diverse(rewards: Rewards, *, diversity: str | None, **how: Any) -> Tensor:
+    """The advantage of a group, of which good samples that are unlike the others get more."""
+    from burnish.rl.advantages import amplified
+
+    advantage = group(rewards, **how)
+    if diversity is None:
+        return advantage
+    return amplified(advantage, rewards.component(diversity), rewards.group, rewards.missing)
+
+
+@register("advantage", "diverse_group", reads="diversity")
+class DiverseGroup(FlowGroup):
+    """GARDO: good samples that are unlike the others of their group count more (arXiv:2512.24138)."""
+
+    function = staticmethod(diverse)
+    advantage_std: Literal["group", "global", "none"] = "none"
+    """Divide advantages by the std of the group, of the whole batch, or not at all (GARDO, Dr.GRPO)."""
+    diversity: str | None = "image_variety_nearest"
+    """Reward that measures how far a sample is from the nearest other one of its group, by its name in rewards; weight
+    0 is enough. Advantages above 0 are multiplied by it, over its mean in the group; null multiplies nothing."""
+
+
 @register("advantage", "group_steps", groups=True, steps=True)
 def group_steps(
     rewards: Rewards,
@@ -148,20 +170,21 @@ def whitened_group(rewards: Rewards, *, whiten: bool = True, whiten_std: WhitenS
     return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
 
 
+FILTER_MAX = 3.0  # largest weight of CPGD's clip_filter
+
+
 @register("advantage", "cpgd", groups=True)
 def cpgd(
     rewards: Rewards,
     *,
     weighting: Literal["std", "clip_filter", "equal"] = "std",
-    weighting_clip: Annotated[Positive, ReadIf("weighting", "clip_filter")] = 3.0,
 ) -> Tensor:
     """CPGD: reward minus the mean of the group, with prompts weighed against each other (arXiv:2505.12504).
 
     Args:
         rewards: of the samples of an update.
         weighting: How prompts weigh against each other: over the std of their rewards; by the share of prompts whose
-            rewards differ, so that the others don't thin them out; or alike.
-        weighting_clip: Largest weight of clip_filter.
+            rewards differ, so that the others don't thin them out, 3 at most; or alike.
     """
     from burnish.rl.advantages import group_advantages, group_statistics
 
@@ -172,7 +195,7 @@ def cpgd(
         return centred(rewards)
     groups = group_statistics(reward, group, missing)
     known, differ = int((groups.count > 0).sum()), int((~groups.constant).sum())
-    return centred(rewards) * min(known / max(differ, 1), weighting_clip)
+    return centred(rewards) * min(known / max(differ, 1), FILTER_MAX)
 
 
 @register("advantage", "optimal_baseline", groups=True)

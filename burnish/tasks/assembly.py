@@ -160,6 +160,7 @@ class Assembly:
     def roles(self) -> Any:
         """The networks."""
         roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        roles.memory = self.config.algorithm.make_memory()
         peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
         if peak is not None:
             roles.measure(peak)

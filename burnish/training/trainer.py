@@ -14,6 +14,7 @@ from torch import Tensor
 from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
+from burnish.rl.kl import gate
 from burnish.training.exchange import bring, without_others
 from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import Usage
@@ -214,6 +215,7 @@ class Trainer:
     credited: list[float] | None = field(default=None, init=False)  # advantage of each sample of the last batch
     usage: Usage = field(init=False)
     rows: Ranks = field(init=False)  # those that share out the rows of a mini-batch
+    _gated: Metrics = field(default_factory=dict, init=False)  # what the gate of the KL did with the last batch
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.roles.meter, self.ranks.size)
@@ -225,6 +227,9 @@ class Trainer:
         if self.publisher is not None:
             self.publisher.rest()
         self.roles.begin(scored, moved=scored.version != self.version)
+        self._gated = {}
+        if self.algorithm.kl_gate is not None and self.algorithm.kl_option:
+            scored, self._gated = gate(self.algorithm.kl_gate, scored, self.roles.memory["kl_gate"])
         with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.shards.kept():
             found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
@@ -240,9 +245,9 @@ class Trainer:
     def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]:
         """Rewards to training signal: all of the batch, on every rank alike."""
         with self.watch("adv"):
-            found = self.algorithm.compute_advantages(annotated)
+            batch, metrics = self.algorithm.compute_advantages(annotated)
         self.credited = self.algorithm.take_advantages()
-        return found
+        return batch, metrics | self._gated
 
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
@@ -255,10 +260,10 @@ class Trainer:
                     metrics[name].append(value)
             nothing = not metrics  # there was nothing to learn from
             skipped, empty = (bool(metrics.pop(f"actor/{name}", nothing)) for name in ("skipped", "empty"))
-            self.roles.optimizer_steps = self.optimizer_steps
+            means = {name: extreme_of(name)(values) for name, values in metrics.items()}
+            self.roles.optimizer_steps, self.roles.learned = self.optimizer_steps, means
             after = self.algorithm.after_update(self.roles, update)
             settle(self.roles.device)
-        means = {name: extreme_of(name)(values) for name, values in metrics.items()}
         means |= {"actor/skipped_updates": float(skipped), "actor/empty_updates": float(empty)}
         return means | after | self.usage.metrics()
 

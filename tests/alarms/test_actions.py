@@ -10,6 +10,7 @@ import torch
 from burnish.alarms.actions import changed, decide
 from burnish.alarms.record import Alarm
 from burnish.config import load
+from burnish.registry import register
 from burnish.rewards.base import Hold
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
@@ -118,18 +119,28 @@ def test_samples_beyond_the_band_of_a_statistic_are_held_and_all_where_there_is_
 
 
 @pytest.mark.parametrize("algorithm", ["flow_grpo", "grpo", *seldom("diffusion_nft", "dgpo")])
-def test_a_hold_of_everybody_is_a_larger_coefficient(files, algorithm):
+def test_a_hold_of_everybody_is_a_larger_coefficient_and_a_gate_that_lets_everybody_go_is_none(files, algorithm):
     half, model, label, option = "generators", "sd3", "brightness", "algorithm.kl_coef"
     if algorithm == "grpo":
         half, model, label, option = "language", "llama", "odd", "algorithm.kl.coef"
 
-    def weights(coef: float, bound: float) -> dict[str, torch.Tensor]:
-        options = [f"algorithm={algorithm}", f"{option}={coef}", f"rewards.{label}.hold={{above: {bound}, factor: 2}}"]
-        run = TinyRun(files, half, model, *options, *QUIET, name="actions/hold")
+    @register("kl gate", "let_go")
+    def let_go(rewards: Any, memory: dict[str, Any]) -> torch.Tensor:
+        """Holds nobody."""
+        return torch.zeros_like(rewards.reward)
+
+    def weights(*options: str) -> dict[str, torch.Tensor]:
+        run = TinyRun(files, half, model, f"algorithm={algorithm}", *options, *QUIET, name="actions/hold")
         run.train("steps=1")
         return run.tensors
 
-    everybody, nobody, doubled = weights(0.25, -1.0), weights(0.25, 1e9), weights(0.5, 1e9)
-    for name, tensor in doubled.items():
-        assert torch.equal(everybody[name], tensor), name
-    assert any(not torch.equal(everybody[name], tensor) for name, tensor in nobody.items())
+    def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+    quarter, go = f"{option}=0.25", "algorithm.kl_gate=let_go"
+    held = [f"rewards.{label}.hold={{above: {bound}, factor: 2}}" for bound in (-1.0, 1e9)]
+    everybody, nobody = (weights(quarter, one) for one in held)
+    assert same(everybody, weights(f"{option}=0.5"))
+    assert not same(everybody, nobody)
+    assert same(weights(quarter, held[0], go), everybody), "who is held is not let go"
+    assert same(weights(quarter, go), weights())

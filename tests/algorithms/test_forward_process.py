@@ -254,3 +254,32 @@ def test_policies_that_lag_follow_by_their_own_schedules():
     assert roles.decays[-3:] == pytest.approx([0.5, 0.075, 0.3]), "1000 gradient steps, 75 updates"
     assert made("dgpo").after_update(roles, 1)["old_policy/copy_update"] == 1
     assert made("crd", baseline="reference").after_update(roles, 1) == {}
+
+
+def test_srpo_recovers_samples_by_their_own_noise_and_climbs_words_down_and_up():
+    """x' = x_0 + (t_end - t) (v - (eps - x_0)) / (1 - t_end); (1 + k) r(positive) - r(negative), and the reverse."""
+    algorithm = made("srpo", ceiling=None, positive=["up"], negative=["down", "low"], time_range=(0.2, 0.6),
+                     emphasis=((0.1, 0.2), (0.4, 0.3)))  # fmt: skip
+    samples, off = scored(), torch.tensor([0.1, 0.0, -0.3, 0.0, 0.2], dtype=torch.float64)
+    noise = torch.randn(COUNT, 1, DIM, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    trace = replace(samples.trace, state=noise, next_state=noise, time=torch.ones(COUNT, 1), time_next=noise[..., 0])
+    samples = replace(samples, trace=trace)
+    (part,) = algorithm.micro_batches(samples, 100)
+    start, end = part.times.unbind(1)
+    assert algorithm.size(samples) == len(part) == 2 * COUNT
+    assert torch.equal(part.denoises, start > end)
+    assert (part.times - 0.2 >= 0).all()
+    assert torch.equal(end[::2], end[1::2])
+    clean, eps = (value.repeat_interleave(2, 0) for value in (trace.latents, noise[:, 0]))
+    torch.testing.assert_close(part.state, (1 - start[:, None]) * clean + start[:, None] * eps)
+    k = torch.where(part.denoises, 0.1 + 0.1 * (end - 0.2) / 0.4, 0.4 - 0.1 * (start - 0.2) / 0.4)
+    expected = (clean + ((end - start) / (1 - end))[:, None] * off).sum(1)
+    up, down = 3 * expected, 2 * expected  # by the words that an update has: the second negative one in update 2
+
+    def reward(pictures, prompts):
+        factor = {"up": 3.0, "down": 7.0, "low": 2.0}
+        return pictures.sum(1) * torch.tensor([factor[prompt.text.partition(".")[0]] for prompt in prompts])
+
+    roles = SimpleNamespace(policy=lambda *asked: eps - clean + off, pictures=lambda x, asked: x, reward=reward)
+    climbed = torch.where(part.denoises, (1 + k) * up - down, (1 + k) * down - up)
+    torch.testing.assert_close(algorithm.loss(part, roles).total, -climbed.sum(), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from tests.support.token_losses import mask_of
 KL = {"coef": 0.1}
 NAMES = [
     "ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
-    "gspo", "gmpo", "cispo", "sapo", "cpgd", "remax", "opo", "dppo", "kl_cov", "clip_cov",
+    "gspo", "gmpo", "cispo", "sapo", "cpgd", "remax", "opo", "dppo", "drpo", "kl_cov", "clip_cov",
 ]  # fmt: skip
 POLICY_GRADIENTS = [(name, {"kl": KL, "entropy_coef": 0.01}) for name in NAMES]
 PREFERENCES = [

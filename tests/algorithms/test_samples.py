@@ -118,15 +118,25 @@ def test_policies_that_lag_follow_and_are_restored(pipeline):
     c.close(old[:3], c.expected["new_old"])
 
 
+def test_a_reference_that_follows_is_the_policy_of_the_last_update(pipeline):
+    every = bench_of(pipeline, kl_coef=0.1, lagged={"reference": {"update_interval": 1}})
+    assert every.train(3)["actor/kl_loss"] == pytest.approx(0.0, abs=1e-12)
+    for updates, far in ((1, False), (2, True), (3, False)):
+        bench = bench_of(pipeline, kl_coef=0.1, lagged={"reference": {"update_interval": 9, "kl_limit": 1e-12}})
+        metrics = bench.train(updates)
+        assert (metrics["actor/kl_loss"] > 1e-12) == bool(metrics["lagged/reference/copy_update"]) == far
+
+
 DRAFTS = {
-    "draft": {"last_steps": 3, "recompute": True, "kl_coef": 0.1}, "refl": {"kind": "refl", "first": 1, "last": 4},
-    "draft_lv": {"kind": "draft_lv", "renoised": 3},
+    "draft": {"last_steps": 3, "recompute": True, "kl_coef": 0.1},
+    "refl": {"kind": "refl", "window": {"kind": "random", "size": 1, "start": 1, "stop": 4}},
+    "draft_lv": {"kind": "draft_lv", "renoised": 3}, "srpo": {"time_range": (0.2, 0.8)},
 }  # fmt: skip
 
 
-def following(pipeline, *, micro=100, **chosen):
-    rewards = {"red": Red(weight=2.0)}
-    return bench_of(pipeline, "draft", bench={"rewards": rewards, "lora": False, "micro": micro}, **chosen)
+def following(pipeline, name, *, micro=100):
+    rewards, algorithm = {"red": Red(weight=2.0)}, name if name == "srpo" else "draft"
+    return bench_of(pipeline, algorithm, bench={"rewards": rewards, "lora": False, "micro": micro}, **DRAFTS[name])
 
 
 def loss_of(bench, batch):
@@ -135,11 +145,11 @@ def loss_of(bench, batch):
     return sum(bench.algorithm.loss(part, bench.roles).total for part in parts) / bench.algorithm.size(batch)
 
 
-@pytest.mark.parametrize(("name", "vae"), [("draft", True), ("refl", False), ("draft_lv", False)])
+@pytest.mark.parametrize(("name", "vae"), [("draft", True), ("refl", False), ("draft_lv", False), ("srpo", False)])
 def test_a_reward_is_followed_through_steps_and_decoding(pipeline, name, vae, tmp_path):
     """Its slope is that of finite differences, however the batch is cut."""
     folder = tiny_pipeline(tmp_path, vae=True) if vae else pipeline
-    bench, cut = following(folder, **DRAFTS[name]), following(folder, micro=5, **DRAFTS[name])
+    bench, cut = following(folder, name), following(folder, name, micro=5)
     batch, _ = bench.algorithm.compute_advantages(bench.sampled())
     loss_of(bench, batch).backward()
     loss_of(cut, batch).backward()

@@ -22,7 +22,7 @@ SURROGATES = {
     "gmpo": (gmpo, {"clip": 0.02, "clip_high": 0.03}),
     "cispo": (cispo, {"clip": 1.0, "clip_high": 0.01}),
     "sapo": (sapo, {"tau_pos": 1.0, "tau_neg": 3.0}),
-    "cpgd": (cpgd, {"clip": 0.02, "clip_high": 0.03, "drift_coef": 0.5, "drift_clip": 0.05}),
+    "cpgd": (cpgd, {"clip": 0.02, "clip_high": 0.03, "drift_coef": 0.5}),
     "reinforce": (reinforce, {}),
 }
 ALGORITHMS = {

@@ -34,7 +34,7 @@ def value_of(config: Any, option: str) -> Any:
             config = config[name]
         elif config is not None:
             config = config[int(name)] if name.isdigit() else getattr(config, name)
-    return list(config) if isinstance(config, tuple) else config
+    return json.loads(json.dumps(config)) if isinstance(config, tuple) else config
 
 
 def options_in(tree: Any, prefix: str = "") -> list[str]:

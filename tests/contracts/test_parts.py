@@ -13,7 +13,9 @@ from burnish.testing import check_advantage, check_kl, check_options, check_surr
 from burnish.types.rollout import Scores
 
 SAMPLES, ACTIONS = 6, 4
-GIVEN = {"pass_at_k": {"pass_k": 2}, "gae": {"gamma": 0.9}, "returns": {"gamma": 0.5}}
+GIVEN = {
+    "pass_at_k": {"pass_k": 2}, "diverse_group": {"diversity": "b"}, "gae": {"gamma": 0.9}, "returns": {"gamma": 0.5},
+}  # fmt: skip
 
 
 def drawn(*shape: int, seed: int) -> Tensor:

@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "opo": ("qwen3_moe", [ALL]),
     "pass_at_k": ("llama", ["algorithm.pass_k=2", "algorithm.pass_reward=0.5"]),
     "dppo": ("llama", ["algorithm.divergence=kl"]),
+    "drpo": ("llama", []),
     "clip_cov": ("llama", ["algorithm.cov_low=-5", "algorithm.cov_fraction=0.1"]),
     "kl_cov": ("qwen2", ["algorithm.cov_fraction=0.1", ALL]),
     # layouts of a batch, old log-probs, kinds of model
@@ -52,11 +53,9 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "grpo tiles": ("internvl", ["algorithm.kl.coef=0.1"]),
     "grpo state spaces": ("mamba2", [ALL]),
     "grpo bfloat16": ("qwen2_5_vl", [LOW, "model.gradient_checkpointing=true", ALL]),
-    "grpo dora": (
-        "qwen2_5_vl",
+    "grpo dora": ("qwen2_5_vl",
         ["model.lora={rank: 2, dora: true, rslora: true, modules_to_save: [lm_head, layers.0.mlp], exclude: [v_proj]}",
-         "algorithm.kl={coef: 0.1, refresh_every: 1}"],
-    ),
+        "algorithm.kl={coef: 0.1, refresh_every: 1}"]),
     "grpo frozen": ("qwen3_vl", [ALL, "model.freeze=[model.visual]", "algorithm.kl={kind: k1+, coef: 0.1}"]),
     "grpo quantised": ("qwen2_5_vl", ["model.quantization.weights=fp8_cast"]),
     # the distance from the reference
@@ -65,23 +64,18 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "grpo kl adaptive loss": ("qwen2", [f"algorithm.kl={{kind: k2, {ADAPTIVE}}}"]),
     "grpo kl of one step": ("llama", [*ONE_STEP, "algorithm.kl.coef=0.1"]),
     "grpo kl k3+": ("llama", ["algorithm.kl={kind: k3+, coef: 0.1}", "algorithm.loss_agg_mode=token-mean"]),
+    "grpo kl gated": ("llama", ["algorithm.kl={coef: 0.1}",
+        "algorithm.kl_gate={name: disagreement, against: [even], share: 0.5}",
+        "rewards.even={name: function, path: '{files}/rewards.py:even', weight: 0}"]),
     # shaping, filters of sampling, more data
-    "grpo shaped": (
-        "llama",
-        ["algorithm.reward_norm=true", "algorithm.reward_clip=1", "algorithm.overlong={buffer: 2}",
-         "algorithm.mask_truncated=false", "algorithm.advantage_clip=1", "algorithm.entropy_coef=0.01",
-         "algorithm.loss_agg_mode=seq-mean-token-sum"],
-    ),
-    "grpo entropy": (
-        "qwen2",
-        ["algorithm.high_entropy_fraction=0.5", "algorithm.high_entropy_count=selected", "algorithm.dual_clip=3"],
-    ),
-    "grpo filters": (
-        "llama",
-        ["rollout.top_k=50", "rollout.top_p=0.9", "rollout.min_p=0.01", "rollout.repetition_penalty=1.1",
-         "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]", "rollout.temperature=0.9",
-         "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"],
-    ),
+    "grpo shaped": ("llama", ["algorithm.reward_norm=true", "algorithm.reward_clip=1", "algorithm.overlong={buffer: 2}",
+        "algorithm.mask_truncated=false", "algorithm.advantage_clip=1", "algorithm.entropy_coef=0.01",
+        "algorithm.loss_agg_mode=seq-mean-token-sum"]),
+    "grpo entropy": ("qwen2",
+        ["algorithm.high_entropy_fraction=0.5", "algorithm.high_entropy_count=selected", "algorithm.dual_clip=3"]),
+    "grpo filters": ("llama", ["rollout.top_k=50", "rollout.top_p=0.9", "rollout.min_p=0.01",
+        "rollout.repetition_penalty=1.1", "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]",
+        "rollout.temperature=0.9", "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"]),
     "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
     "grpo rollouts": ("llama", ["trainer.rollouts_per_update=2", "algorithm.advantage_std=global"]),
     # corrections of what another policy sampled
@@ -92,15 +86,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # critics and dialogues
     "ppo": ("qwen2_5_vl", ["critic.warmup_updates=0"]),
     "ppo warm": ("llama", [ALL, "critic.warmup_updates=1", "algorithm.kl={route: reward}"]),
-    "ppo shared": (
-        "llama", ["critic.trunk=shared", "critic.warmup_updates=0", "critic.detach=false", "algorithm.lam=0.9",
-                  "algorithm.gamma=0.9"],
-    ),
-    "ppo decoupled": (
-        "qwen3_5",
-        ["critic.warmup_updates=0", "critic.trunk=shared", "algorithm.value_clip=null", ALL,
-         f"{CORRECTION}={{reject: token_k2, reject_above: 3}}"],
-    ),
+    "ppo shared": ("llama", ["critic.trunk=shared", "critic.warmup_updates=0", "critic.detach=false",
+        "algorithm.lam=0.9", "algorithm.gamma=0.9"]),
+    "ppo decoupled": ("qwen3_5", ["critic.warmup_updates=0", "critic.trunk=shared", "algorithm.value_clip=null", ALL,
+        f"{CORRECTION}={{reject: token_k2, reject_above: 3}}"]),
     "ppo game": ("qwen3_vl", [*GAME, "algorithm.turn_rewards=true", "critic.warmup_updates=0"]),
     "grpo game": ("qwen2_5_vl", [*GAME, ALL]),
     "grpo game rewritten": ("qwen2_5_vl", [*GAME, "environment.history=template"]),
@@ -108,9 +97,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # teachers, preferences, records
     "distill": ("qwen2", [SELF_TEACHER, "algorithm.reward_coef=0.5"]),
     "distill top_k": ("qwen2", [SELF_TEACHER, "algorithm.over=top_k", "algorithm.top_k=4", "algorithm.divergence=jsd"]),
-    "distill sampled": (
-        "llama", ["algorithm.teachers=[{weights: initial}]", "algorithm.over=sampled", "algorithm.reward_coef=1"],
-    ),
+    "distill sampled": ("llama", ["algorithm.teachers=[{weights: initial}]", "algorithm.over=sampled",
+        "algorithm.reward_coef=1"]),
     "dpo": ("llama", ["algorithm.rpo_alpha=0.1", "algorithm.label_smoothing=0.1"]),
     "dpo given": ("qwen2_5_vl", [*GIVEN, ALL]),
     "ipo": ("llama", [ALL, "algorithm.average_log_prob=true"]),
@@ -121,10 +109,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "mpo given": ("qwen2_vl", GIVEN),
     "kto": ("llama", ["algorithm.desirable_weight=2", "algorithm.reference_point=opposite"]),
     "kto weighted": ("qwen2", ["algorithm.reference_point=zero", "algorithm.threshold=0.5", ALL]),
-    "kto given": (
-        "llama",
-        ["algorithm.online=false", ONE_RECORD, "data.train_files={data}/judged.jsonl", "trainer.micro_batch_tokens=40"],
-    ),
+    "kto given": ("llama", ["algorithm.online=false", ONE_RECORD, "data.train_files={data}/judged.jsonl",
+        "trainer.micro_batch_tokens=40"]),
     "sft": ("smolvlm", ["data.train_files={data}/responses.jsonl", ONE_RECORD, ALL]),
     "sft best": ("llama", ["algorithm.online=true", "algorithm.best=2"]),
     # responses with scores
@@ -134,10 +120,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 
 REWARD_MODELS: dict[str, tuple[str, list[str]]] = {
     "bradley_terry": ("qwen2_5_vl", ["data.train_files={data}/preferences.jsonl", "algorithm.center_coef=0.1"]),
-    "bradley_terry ties": (
-        "llama",
-        ["data.train_files={data}/preferences.jsonl", "algorithm.ties=davidson", "algorithm.heads=[a]", ALL],
-    ),
+    "bradley_terry ties": ("llama",
+        ["data.train_files={data}/preferences.jsonl", "algorithm.ties=davidson", "algorithm.heads=[a]", ALL]),
     "score_regression": ("smolvlm", ["data.train_files={data}/scores.jsonl", ALL]),
     "process_reward": ("qwen2_5_vl", ["data.train_files={data}/steps.jsonl"]),
 }  # fmt: skip

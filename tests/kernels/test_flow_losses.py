@@ -190,17 +190,6 @@ def test_a_group_of_two_is_a_pair():
     torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), 50 * loss)
 
 
-def test_groups_know_nothing_of_each_other():
-    g = torch.Generator().manual_seed(0)
-    error, reference, advantage = torch.rand(3, 12, generator=g)
-    group = torch.randint(3, (12,), generator=g)
-    whole, _ = group_preference(error, reference, advantage, group, beta=10.0)
-    for i in range(3):
-        rows = group == i
-        alone, _ = group_preference(error[rows], reference[rows], advantage[rows], group[rows], beta=10.0)
-        torch.testing.assert_close(alone[0], whole[i])
-
-
 def test_clipping_of_dgpo():
     c = case("losses", "loss/dgpo_clip_mask")
     given = {name: torch.tensor(value) for name, value in c.inputs.items()}

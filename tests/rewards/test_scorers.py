@@ -189,6 +189,8 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
+    nearest = tiny_reward("image_variety", path=path)(pictures(), [Prompt(text="a cat")] * 4)
+    close(torch.tensor([one.numbers["nearest"] for one in nearest]), 1 - (cosine - 2 * torch.eye(4)).amax(1), 0, 1e-5)
     apart = tiny_reward("image_variety", path=path)(pictures(), asked(*"aabc"))
     assert [one.value is None for one in apart] == [False, False, True, True]  # nothing to differ from
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from burnish.options import BelowOne, Count, Fraction, Guidance, NonNegative, OptimizerOptions, Positive
 from burnish.registry import ReadIf, options
-from burnish.rl.algorithm import Metrics
+from burnish.rl.algorithm import Metrics, RewardsRead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +91,7 @@ class Needs:
     best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
     teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
     each_reward: bool = False  # rewards are compared one by one, so several have to count
+    reads: RewardsRead = field(default_factory=dict)
     reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable
 
     def to_sample(self) -> Needs:
@@ -153,6 +154,9 @@ class Lag:
     """What n counts where the weight rises: optimizer steps, or policy updates."""
     update_interval: Count = 1
     """Policy updates after which it follows; in between it stays as it is."""
+    kl_limit: Positive | None = None
+    """Of the reference: it follows as well after an update whose mean KL to it was above this (GARDO); null follows by
+    update_interval alone."""
 
     @model_validator(mode="after")
     def _schedule_is_read(self) -> Self:
@@ -173,7 +177,7 @@ class Lag:
     def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
-        applied = update % self.update_interval == 0
+        applied = update % self.update_interval == 0 or self._is_far(roles)
         weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
         if applied:
             roles.blend(name, weight, source)
@@ -183,3 +187,8 @@ class Lag:
             f"{prefix}/ema_update": float(weight > 0),
             f"{prefix}/decay": weight,
         }
+
+    def _is_far(self, roles: FlowRoles) -> bool:
+        if self.kl_limit is None:
+            return False
+        return any(roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss"))

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Recording
 from burnish.diffusion.algorithms.policy_gradient import Window, summed
-from burnish.options import Count, Finite, NonNegative, Whole
-from burnish.registry import ReadIf, register
+from burnish.options import Count, Finite, NonNegative
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -22,25 +22,10 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Loss, Scored
 
 
-@register("flow algorithm", "draft")
-class Draft(Algorithm):
-    """Climb a differentiable reward: its gradient runs through decoding and the last denoising steps."""
+@options
+class RewardGradients(Algorithm):
+    """Base of those that climb a differentiable reward: its gradient runs through decoding and denoising steps."""
 
-    kind: Literal["draft", "draft_lv", "refl"] = "draft"
-    """draft: through the last steps; draft_lv: through the last step from several fresh noises, for less variance;
-    refl: from a random step to the end in a single one."""
-    last_steps: Annotated[Count, ReadIf("kind", "draft")] = 1
-    """draft: steps that gradients run through (K of DRaFT-K); earlier ones are taken as given."""
-    renoised: Annotated[Count, ReadIf("kind", "draft_lv")] = 2
-    """draft_lv: times that each finished sample is noised again."""
-    renoise_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, ReadIf("kind", "draft_lv")] = None
-    """draft_lv: noise level t that it is noised to, from which one step leads to the end; null takes the last level of
-    the schedule that is 0.02 or more, mostly that of its last step. (Stable Diffusion 3's own ends with a step from
-    0.009, which can change nothing.)"""
-    first: Annotated[Whole, ReadIf("kind", "refl")] = 0
-    """refl: first step that may be drawn."""
-    last: Annotated[Count | None, ReadIf("kind", "refl")] = None
-    """refl: end of the steps that may be drawn, exclusive; null means all."""
     ceiling: Finite | None = None
     """Nothing is learned from images whose reward is above this (ReFL's hinge); null has no ceiling."""
     kl_coef: NonNegative = 0.0
@@ -49,35 +34,12 @@ class Draft(Algorithm):
     """Keep only the states between steps and compute each step again in the backward pass: memory of one step for
     any number of them, about a third more time."""
 
-    def needs(self) -> Needs:
-        window = {
-            "draft": Window(kind="last", size=self.last_steps),
-            "draft_lv": None,
-            "refl": Window(kind="random", size=1, start=self.first, stop=self.last),
-        }[self.kind]
-        recording = Recording("ode", 0.0, window) if window else None
-        return Needs(
-            recording=recording, euler_steps=self.last_steps if self.kind == "draft" else 0,
-            reference=self.kl_coef > 0, groups=False, reward_gradients=True,
-        )  # fmt: skip
-
     def compute_advantages(self, annotated: Scored) -> tuple[Scored, Metrics]:
         present = (~annotated.scores.missing).nonzero().flatten()
         return annotated.select(present), range_metrics(rewards=annotated.scores.reward[present])
 
-    def micro_batches(self, batch: Scored, size: int) -> Iterator[Ends]:
-        from burnish.diffusion.paths import Ends
-
-        # a row passes as many forwards as there are steps, and all of them are kept for the backward pass
-        held = self.last_steps if self.kind == "draft" and not self.recompute else 1
-        for part in batch.split(max(size // self._copies, 1)):
-            again = self.kind == "draft_lv"
-            ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
-            yield from ends.split(max(size // held, 1))
-
-    def loss(self, part: Ends, roles: FlowRoles) -> Loss:
-        latents, distance = self._walk(part, roles)
-        reward = roles.reward(latents, part.prompts, part.conditioning)
+    def climbed(self, reward: Tensor, distance: Tensor | None) -> Loss:
+        """The loss of rewards [M] that have gradients, and of distances to the reference [M]."""
         loss = -reward if self.ceiling is None else (self.ceiling - reward).relu()
         values = {"actor/reward": reward, "actor/reward_loss": loss}
         if distance is not None:
@@ -85,15 +47,9 @@ class Draft(Algorithm):
             loss = loss + self.kl_coef * distance
         return summed(loss, values)
 
-    def size(self, batch: Scored) -> int:
-        return len(batch) * self._copies
-
-    @property
-    def _copies(self) -> int:
-        return self.renoised if self.kind == "draft_lv" else 1
-
-    def _walk(self, part: Ends, roles: FlowRoles) -> tuple[Tensor, Tensor | None]:
-        """Finished latents with gradients, and the mean distance to the reference on the way if it is asked for."""
+    def walk(self, part: Ends, roles: FlowRoles) -> tuple[Tensor, Tensor | None]:
+        """Latents at the last of the times, with gradients, and the mean distance to the reference on the way if it is
+        asked for."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -112,3 +68,58 @@ class Draft(Algorithm):
                 distances.append(squared_distance(velocity, reference, part.share))
             x = transition("ode", velocity, x, part.times[:, k], part.times[:, k + 1], noise=0.0, t_max=1.0).mean
         return x, torch.stack(distances).mean(0) if distances else None
+
+
+@register("flow algorithm", "draft")
+class Draft(RewardGradients):
+    """Climb a differentiable reward: its gradient runs through decoding and the last denoising steps."""
+
+    kind: Literal["draft", "draft_lv", "refl"] = "draft"
+    """draft: through the last steps; draft_lv: through the last step from several fresh noises, for less variance;
+    refl: from a random step to the end in a single one."""
+    last_steps: Annotated[Count, ReadIf("kind", "draft")] = 1
+    """draft: steps that gradients run through (K of DRaFT-K); earlier ones are taken as given."""
+    renoised: Annotated[Count, ReadIf("kind", "draft_lv")] = 2
+    """draft_lv: times that each finished sample is noised again."""
+    renoise_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, ReadIf("kind", "draft_lv")] = None
+    """draft_lv: noise level t that it is noised to, from which one step leads to the end; null takes the last level of
+    the schedule that is 0.02 or more, mostly that of its last step. (Stable Diffusion 3's own ends with a step from
+    0.009, which can change nothing.)"""
+    window: Annotated[Window, ReadIf("kind", "refl")] = Field(default_factory=lambda: Window(kind="random", size=1))
+    """refl: which step is drawn, from which one step leads to the end; a window of that size."""
+
+    @model_validator(mode="after")
+    def _jumps_from_one_step(self) -> Self:
+        if self.window.size != 1:
+            raise ValueError(f"window.size is {self.window.size}, but refl jumps from a single step; set it to 1")
+        return self
+
+    def needs(self) -> Needs:
+        last = Window(kind="last", size=self.last_steps)
+        window = {"draft": last, "draft_lv": None, "refl": self.window}[self.kind]
+        return Needs(
+            recording=Recording("ode", 0.0, window) if window else None,
+            euler_steps=self.last_steps if self.kind == "draft" else 0,
+            reference=self.kl_coef > 0, groups=False, reward_gradients=True,
+        )  # fmt: skip
+
+    def micro_batches(self, batch: Scored, size: int) -> Iterator[Ends]:
+        from burnish.diffusion.paths import Ends
+
+        # a row passes as many forwards as there are steps, and all of them are kept for the backward pass
+        held = self.last_steps if self.kind == "draft" and not self.recompute else 1
+        for part in batch.split(max(size // self._copies, 1)):
+            again = self.kind == "draft_lv"
+            ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
+            yield from ends.split(max(size // held, 1))
+
+    def loss(self, part: Ends, roles: FlowRoles) -> Loss:
+        latents, distance = self.walk(part, roles)
+        return self.climbed(roles.reward(roles.pictures(latents, part.conditioning), part.prompts), distance)
+
+    def size(self, batch: Scored) -> int:
+        return len(batch) * self._copies
+
+    @property
+    def _copies(self) -> int:
+        return self.renoised if self.kind == "draft_lv" else 1

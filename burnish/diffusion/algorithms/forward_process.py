@@ -15,12 +15,14 @@ from burnish.options import SAMPLED, Count, Finite, Fraction, NonNegative, Posit
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import (
     Algorithm,
+    KlGate,
     Metrics,
     advantage_metrics,
     advantages_of,
     chosen,
     clip_range,
     refuse_of_responses,
+    rewards_read,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class ForwardProcess(Algorithm):
 
 
 T_MIN = 1e-3  # at t = 0 there is nothing to predict
-RESERVED = ("policy", "reference", "old", "critic", "base", "is_policy")  # names of others
+RESERVED = ("policy", "old", "critic", "base", "is_policy", "memory")  # names of others
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -126,7 +128,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """How the old policy follows the one that learns: by decay, ema, linear, counts and update_interval."""
     lagged: dict[str, Lag] = Field(default_factory=dict)
     """Further policies that lag behind, by names of yours, each with the options of old; options that name a policy
-    choose among them."""
+    choose among them. The name reference moves the reference, which is else the network before training."""
     sample_with: Annotated[str, SAMPLED] = "old"
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
@@ -135,6 +137,9 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
+    kl_gate: KlGate = None
+    """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
+    with its options; null holds all alike."""
 
     @model_validator(mode="after")
     def _policies_are_read(self) -> Self:
@@ -144,17 +149,22 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
                     f"lagged has {name!r:.40}; a name has small letters, digits and _, and is none of "
                     f"{', '.join(RESERVED)}"
                 )
-            if name not in self.policies_read.values():
+            if name == "reference" and not self.reads_reference:
+                raise ValueError(f"lagged has reference, but {self.name} reads none: set kl_coef, or leave it out")
+            if name not in ("reference", *self.policies_read.values()):
                 raise ValueError(
                     f"lagged has {name}, but nothing reads it: name it in {' or '.join(self.policies_read)}, "
                     "or leave it out"
                 )
         for option, name in self.policies_read.items():
             known = [*(["policy"] if option == "sample_with" else []), "old", *self.lagged]
-            if name not in known:
+            if name not in known or name == "reference":
                 raise ValueError(
                     f"{option} is {name!r:.40}; it must be one of {', '.join(known)}, or a policy that lagged names"
                 )
+        for name, lag in self.lags.items():
+            if lag.kl_limit is not None and name != "reference":
+                raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
         refuse_of_responses(chosen(self, "advantage"))
         return self
@@ -189,7 +199,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
             sampler=self.sample_with, lagged=tuple(self.lags),
             schedule_times=self.schedule_times, schedule_range=self.time_range, atom=self.atom,
             groups=advantage.groups, samples=advantage.samples, reference=self.reads_reference,
-            each_reward=advantage.advantage_aggregation == "each",
+            each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:

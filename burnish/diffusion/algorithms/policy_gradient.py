@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
+from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role, in_parts
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Metrics, PolicyGradient, RolloutCorrection, advantages_of, refuse_of_responses
+from burnish.rl.algorithm import (
+    Metrics,
+    PolicyGradient,
+    RolloutCorrection,
+    advantages_of,
+    refuse_of_responses,
+    rewards_read,
+)
 from burnish.rl.kl import estimate, gated_kl, one_of
 
 if TYPE_CHECKING:
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 
 EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 Share = Annotated[float, Field(gt=0, le=1)]
+Moving = dict[Literal["reference"], Lag]
 
 
 @options
@@ -176,6 +184,9 @@ class StepPolicyGradient(PolicyGradient):
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
+    lagged: Annotated[Moving, ReadIf("kl_coef")] = Field(default_factory=dict)
+    """How the reference follows the policy, with the options of old: {reference: {update_interval: 50}}; {} keeps the
+    network before training."""
     rollout_correction: StepCorrection | None = None
 
     @model_validator(mode="after")
@@ -194,10 +205,11 @@ class StepPolicyGradient(PolicyGradient):
         return self
 
     def needs(self) -> Needs:
-        advantage = self.part("advantage")
+        advantage, held = self.part("advantage"), self.kl_coef > 0
         return Needs(
-            recording=self.recording(), reference=self.kl_coef > 0, best_of=self.best_of or 0,
-            groups=advantage.groups, samples=advantage.samples, each_reward=advantage.advantage_aggregation == "each",
+            recording=self.recording(), reference=held, lagged=tuple(self.lagged) if held else (),
+            best_of=self.best_of or 0, groups=advantage.groups, samples=advantage.samples,
+            each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
         )  # fmt: skip
 
     def recording(self) -> Recording:
@@ -340,6 +352,10 @@ class StepPolicyGradient(PolicyGradient):
 
     def size(self, batch: StepBatch) -> int:
         return int(batch.trained.sum())
+
+    def after_update(self, roles: FlowRoles, update: int) -> Metrics:
+        lag = self.lagged.get("reference") if self.kl_coef > 0 else None
+        return {} if lag is None else lag.follow("reference", roles, update)
 
     def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
         """Standard deviation of steps [M]; it depends on nothing but their times."""

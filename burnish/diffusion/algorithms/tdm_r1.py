@@ -12,7 +12,6 @@ from burnish.diffusion.algorithms.forward_process import bounded_advantages
 from burnish.diffusion.algorithms.policy_gradient import Window, sums
 from burnish.options import (
     AdamWOptions,
-    BelowOne,
     Count,
     Finite,
     Fraction,
@@ -22,7 +21,7 @@ from burnish.options import (
     SomeGuidance,
 )
 from burnish.registry import Choice, register
-from burnish.rl.algorithm import Algorithm, Metrics, chosen, clip_range, refuse_of_responses
+from burnish.rl.algorithm import Algorithm, Metrics, chosen, clip_range, refuse_of_responses, rewards_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,10 +70,6 @@ class TDMR1(Algorithm, advantage="flow_group"):
     reward_steps: Count | None = None
     """How many of the first denoising steps the surrogate pulls; later ones learn from the untrained model alone. null
     pulls all."""
-    reward_floor: BelowOne = 0.3
-    """Smallest noise level at which the surrogate pulls the policy."""
-    surrogate_floor: BelowOne = 0.3
-    """Smallest noise level at which the surrogate learns."""
     fake_optimizer: AdamWOptions = Field(default_factory=lambda: AdamWOptions(betas=(0.0, 0.999)))
     """Optimizer of the fake score, which knows what the policy draws."""
     surrogate_optimizer: AdamWOptions = Field(default_factory=AdamWOptions)
@@ -94,6 +89,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         return Needs(
             recording=Recording("ode", 0.0, Window()), schedule_times=self.train_timesteps, atom="group",
             reference=True, groups=advantage.groups, each_reward=advantage.advantage_aggregation == "each",
+            reads=rewards_read(self),
             networks={name: OptimizerOptions(**vars(one)) for name, one in optimizers.items()} | {"slow": None},
             few_steps=True,
         )  # fmt: skip

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Share, StepPolicyGradient, Window
-from burnish.options import Count, Positive, Several, Whole
-from burnish.registry import ReadIf, register
-from burnish.rl.algorithm import weighted
+from burnish.diffusion.algorithms.base import Lag, Needs, Recording
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Moving, Share, StepPolicyGradient, Window
+from burnish.options import NonNegative, Positive, Several, Whole
+from burnish.registry import ReadIf, lookup, register
+from burnish.rl.algorithm import KlGate, weighted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,6 +165,25 @@ class TempFlowGRPO(FlowGRPO):
         return own.view_as(weight) / mean
 
 
+@register("flow algorithm", "gardo")
+class GARDO(FlowGRPO, advantage="diverse_group"):
+    """Flow-GRPO against reward hacking (He et al. 2025, arXiv:2512.24138): the KL holds only samples whose reward other
+    rewards doubt, the reference is moved to the policy now and then, and good samples unlike the others count more."""
+
+    shared_noise: bool = True
+    """Start all samples of a prompt from the same noise; their common steps are computed once."""
+    kl_coef: NonNegative = 0.04
+    """Weight of the KL to the reference; 0 needs no reference."""
+    kl_gate: KlGate = Field(default_factory=lambda: lookup("kl gate", "disagreement")())
+    """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
+    with its options; null holds all alike."""
+    lagged: Annotated[Moving, ReadIf("kl_coef")] = Field(
+        default_factory=lambda: Moving({"reference": Lag(update_interval=50, kl_limit=1e-4)})
+    )
+    """How the reference follows the policy, with the options of old: {reference: {update_interval: 50}}; {} keeps the
+    network before training."""
+
+
 @register("flow algorithm", "branch_grpo")
 class BranchGRPO(FlowGRPO):
     """All samples of a prompt start as one and part at chosen steps; what they share is computed and trained once."""
@@ -185,9 +204,8 @@ class BranchGRPO(FlowGRPO):
     keep_leaves: Several | None = None
     """extreme: how many leaves of a prompt are kept, the best half and the worst."""
     skip_depths: Whole = 0
-    """Depths of the tree that are not trained at, a run of them that moves towards the leaves and starts again."""
-    skip_every: Annotated[Count, ReadIf("skip_depths")] = 1
-    """Policy updates before that run moves by one depth."""
+    """Depths of the tree that are not trained at, a run of them that moves by one towards the leaves with every update
+    and starts again."""
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -247,7 +265,7 @@ class BranchGRPO(FlowGRPO):
         if self.leaf_pruning != "none":
             trained &= (depth < len(self.splits)) | self._kept_leaves(scored)[:, None]
         if self.skip_depths:
-            first = (scored.update - 1) // self.skip_every % (len(self.splits) - self.skip_depths + 1) + 1
+            first = (scored.update - 1) % (len(self.splits) - self.skip_depths + 1) + 1
             trained &= (depth < first) | (depth >= first + self.skip_depths)
         return trained
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.options import Rules
 from burnish.options.language import TokenTeacher
 from burnish.registry import options
-from burnish.rl.algorithm import Algorithm
+from burnish.rl.algorithm import Algorithm, RewardsRead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,7 @@ class LanguageNeeds:
     turn_rewards: bool = False  # rewards of the environment count from their own turn back
     step_rewards: bool = False  # rewards of single steps of a response are compared
     each_reward: bool = False  # rewards are compared one by one, so several have to count
+    reads: RewardsRead = field(default_factory=dict)
     heads: tuple[str, ...] = ()  # scalar heads of a reward model, by name: it is trained, and nothing is sampled
     ties: bool = False  # comparisons may have no winner
     shares: bool = False  # scores and labels of steps are from 0 to 1

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range
+from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
 from burnish.rl.kl import TokenKl, gated_kl
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class TokenPolicyGradient(PolicyGradient):
             refreshed=kl is not None and kl.refresh_every is not None,
             groups=advantage.groups, samples=advantage.samples, critic=advantage.critic, greedy=advantage.greedy,
             turn_rewards=advantage.turn_rewards, step_rewards=advantage.steps,
-            each_reward=advantage.advantage_aggregation == "each",
+            each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
         )  # fmt: skip
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
@@ -160,7 +160,7 @@ class TokenPolicyGradient(PolicyGradient):
         from burnish.rl.advantages import RunningMoments
 
         parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
-        return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
+        return Memory(super().make_memory().parts | parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace
@@ -390,6 +390,7 @@ def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[R
         components=scored.scores.counted.to(scored.scores.components),
         weights=scored.scores.weights,
         applied=scored.scores.applied,
+        names=scored.scores.names,
         actions=place_reward(rest, mask) + by_step - penalty,
         by_turn=by_turn - penalty,
         greedy=greedy,

@@ -19,6 +19,7 @@
 | opo | optimal_baseline | clip | over the batch |
 | pass_at_k | pass_at_k | clip | over the batch |
 | dppo | group | dppo | over the batch |
+| drpo | group | drpo | over the batch |
 
 GRPO stands in ``policy_gradient``; Clip-Cov, KL-Cov and PPO, which trains a value network as well, at the end.
 """
@@ -31,7 +32,7 @@ from pydantic import model_validator
 
 from burnish.language.algorithms.policy_gradient import GRPO, Aggregation, Share, TokenPolicyGradient
 from burnish.options import Finite, Positive
-from burnish.registry import register
+from burnish.registry import options, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -153,10 +154,9 @@ class PassAtKTraining(TokenPolicyGradient, advantage="pass_at_k", surrogate="cli
     sharpens may follow (Chen et al. 2025, arXiv:2508.10751)."""
 
 
-@register("language algorithm", "dppo")
-class DPPO(TokenPolicyGradient, advantage="group", surrogate="dppo"):
-    """Policy gradient within a trust region of probabilities: tokens whose probability has moved too far from the
-    sampler's, and would move on, are left out, however their ratio stands (Qi et al. 2026, arXiv:2602.04879)."""
+@options
+class AroundSampler(TokenPolicyGradient):
+    """Base of those whose trust region is around the policy that sampled."""
 
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
     """Log-probs that ratios refer to: the sampler's with auto, since the paper's trust region is around the policy that
@@ -165,6 +165,18 @@ class DPPO(TokenPolicyGradient, advantage="group", surrogate="dppo"):
     @property
     def bypasses(self) -> bool:
         return super().bypasses or (self.rollout_correction is None and self.old_logprob == "auto")
+
+
+@register("language algorithm", "dppo")
+class DPPO(AroundSampler, advantage="group", surrogate="dppo"):
+    """Policy gradient within a trust region of probabilities: tokens whose probability has moved too far from the
+    sampler's, and would move on, are left out, however their ratio stands (Qi et al. 2026, arXiv:2602.04879)."""
+
+
+@register("language algorithm", "drpo")
+class DRPO(AroundSampler, advantage="group", surrogate="drpo"):
+    """DPPO with a slope in place of an edge: tokens count less the further their probability has moved from the
+    sampler's, and are pulled back beyond the limit (Yao et al. 2026, arXiv:2606.09821)."""
 
 
 @register("language algorithm", "clip_cov")

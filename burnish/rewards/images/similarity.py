@@ -111,9 +111,11 @@ class ImageSimilarity(Embedding, PixelReward):
 @register("flow reward", "image_variety")
 class ImageVariety(Embedding, LearnedReward):
     """How far an image is from the others of its prompt: 1 - the mean cosine of its embedding and theirs, by CLIP,
-    SigLIP, DINO, DINOv2 or DINOv3; 0 if all are alike. Clips are compared frame by frame.
+    SigLIP, DINO, DINOv2 or DINOv3; 0 if all are alike. Clips are compared frame by frame. NAME_nearest is the same for
+    the one that is most alike.
     """
 
+    numbers: ClassVar[tuple[str, ...]] = ("nearest",)
     judged: ClassVar[str] = "samples"
     higher_is_better: ClassVar[bool] = False
     deterministic: ClassVar[bool] = False  # it depends on the other samples
@@ -148,8 +150,9 @@ class ImageVariety(Embedding, LearnedReward):
             each = torch.stack([whole[row] for row in rows]).flatten(1)  # [N, frames * D]
             cosine = each @ each.T / len(whole[rows[0]])
             others = (cosine.sum(1) - cosine.diagonal()) / (len(rows) - 1)
-            for row, value in zip(rows, (1 - others).tolist(), strict=True):
-                scores[row] = Score(value)
+            nearest = cosine.fill_diagonal_(-torch.inf).amax(1)
+            for row, *values in zip(rows, (1 - others).tolist(), (1 - nearest).tolist(), strict=True):
+                scores[row] = Score(values[0], numbers={"nearest": values[1]})
         return scores
 
     def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
