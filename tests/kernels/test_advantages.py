@@ -127,6 +127,9 @@ def test_decay_of_the_old_policy(name):
 
     c = case("credit", "nft/old_policy_decay")
     c.close([decay(step) for step in c.inputs["steps"]], c.expected[name])
+    c = case("credit", "schedule/nft_old_policy_decay")
+    kind = ["copy", "linear_to_0_5", "delayed_linear_to_0_999"].index(name)
+    c.close([decay(step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
 
 
 def drawn(seed: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -236,3 +236,14 @@ def test_noisy_pairs():
     c.close(times, c.expected["sigmas"])
     c.close(1000 * times, c.inputs["timesteps"])
     c.close(diffuse(c.inputs["latents"], c.inputs["noise"], times), c.expected["noisy"])
+
+
+def test_noise_and_time_of_a_pair():
+    c = case("flow", "dpo/sampled_pairs_share")
+    count, *shape = c.inputs["latents_shape"]
+    torch.manual_seed(c.inputs["torch_seed"])
+    noise = torch.randn(count // 2, *shape)
+    density = logit_normal(torch.randn(count // 2))
+    times = 1000 * TRAINING_TIMES[(1000 * density).long()]
+    c.close(times.repeat_interleave(2), c.expected["timesteps"])
+    c.close(noise.repeat_interleave(2, 0), c.expected["noise"])

@@ -274,3 +274,14 @@ def test_preference_of_sequences(c):
              "accuracies": "reward_accuracy"}  # fmt: skip
     for ours, theirs in names.items():
         c.close(values[f"rewards/{ours}"].mean(), c.expected["metrics"][theirs])
+
+
+def test_groups_know_nothing_of_each_other():
+    g = torch.Generator().manual_seed(0)
+    error, reference, advantage = torch.rand(3, 12, generator=g)
+    group = torch.randint(3, (12,), generator=g)
+    whole, _ = group_preference(error, reference, advantage, group, beta=10.0)
+    for i in range(3):
+        rows = group == i
+        alone, _ = group_preference(error[rows], reference[rows], advantage[rows], group[rows], beta=10.0)
+        torch.testing.assert_close(alone[0], whole[i])

@@ -350,3 +350,14 @@ def test_drpo_weighs_the_gradient_down_as_a_probability_moves_and_turns_it_beyon
     weight = 1 - (advantage * (p - q)).sign() * (p - q).abs() / 0.5
     torch.testing.assert_close(gradient, -advantage * weight * p / q)
     assert found.metrics["actor/pg_clipfrac"].tolist() == [[0.0] * 4 + [1.0]]
+
+
+def test_flow_clip_with_published_kl():
+    c = case("losses", "loss/flow_grpo_ppo_kl")
+    given = c.inputs
+    logprob, found = published(given)
+    c.close(torch.autograd.grad(found.loss.mean(), logprob)[0], c.expected["grad_log_prob"])
+    mean, reference = torch.tensor(given["mean"]), torch.tensor(given["mean_ref"])
+    kl = surrogates.gaussian_kl(mean, reference, torch.full((len(mean),), given["std_dev_t"]))
+    c.close(kl.mean(), c.expected["kl_loss"])
+    c.close(found.loss.mean() + given["beta"] * kl.mean(), c.expected["loss"])
