@@ -26,7 +26,7 @@ SECTION = "suite."  # before options of a suite on the command line
 _READ = re.compile(
     r"(task|plugins|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
     r"|threads|seed|ema(\..*)?|algorithm\.name|validation\.(n|max_prompts|temperature|top_k|top_p|min_p"
-    r"|num_inference_steps|guidance_scale|solver|height|width)"
+    r"|num_inference_steps|guidance_scale|height|width)"
     r"|rollout\.(num_inference_steps|guidance_scale|embedded_guidance|height|width|solver|schedule|shift"
     r"|max_sequence_length|merge_lora|batch_size|max_new_tokens|stop|engine|vllm(\..*)?))$"
 )

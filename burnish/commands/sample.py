@@ -134,7 +134,7 @@ def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Ma
     config = assembly.config
     names = {"num_inference_steps": "steps", "guidance_scale": "guidance"}  # of fields of a job
     how = {
-        names.get(name, name): changes.get(name, getattr(config.validation, name))
+        names.get(name, name): changes.get(name, vars(config.validation).get(name))
         for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
     }
     job = FlowJob.groups(asked, n, purpose="sample", update=0, **how)

@@ -69,7 +69,7 @@ class FlowEvaluation(Evaluation):
         how = self.settings if self.suite else vars(self.assembly.config.validation)
         return self.groups(
             FlowJob, n, guidance=how["guidance_scale"] if guidance is None else guidance,
-            steps=how["num_inference_steps"], solver=how["solver"], height=how["height"], width=how["width"],
+            steps=how["num_inference_steps"], solver=how.get("solver"), height=how["height"], width=how["width"],
         )  # fmt: skip
 
     @property

@@ -81,7 +81,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "mix_grpo linear": (
         "flux",
         ["algorithm.window={kind: progressive, size: 1, every: 2, interval: linear, wrap: true}",
-         "rollout.solver=dpm2m", "validation.solver=euler"],
+         "rollout.solver=dpm2m", "rollout.cache_interval=2"],
     ),
     "mix_grpo faster": (
         "flux", ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}", ALL],
