@@ -335,7 +335,7 @@ LIMITS: dict[Level, Limit] = {
         value=partial(_distance, of=1.0),
     ),
     "forecast": Limit(
-        "rollout/forecast_error", 0.3, "above", "the relative error of steps that are forecast",
+        "rollout/forecast_error", 0.5, "above", "the relative error of steps that are forecast",
         "samples are not those of the policy any more: lower rollout.cache_interval",
     ),
     "entropy_collapse": Limit(
