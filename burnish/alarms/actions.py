@@ -77,11 +77,13 @@ def write_actions(file: Path, actions: Sequence[Action]) -> None:
 
 def changed(config: RunConfig, actions: Sequence[Action]) -> RunConfig:
     """The configuration with the options that these actions have changed."""
-    algorithm, rewards, optimizer = config.algorithm, dict(config.rewards), config.optimizer
+    algorithm, rewards, optimizer, rollout = config.algorithm, dict(config.rewards), config.optimizer, config.rollout
     for one in actions:
         reward = rewards.get(one.reward)
         if one.kind == "rewind":
             optimizer = replace(optimizer, lr=optimizer.lr * LR_FACTOR)
+        elif one.kind == "exact_sampling":
+            rollout = replace(rollout, cache_interval=1)
         elif one.kind == "pause_reward" and reward is not None:
             rewards[one.reward] = replace(reward, schedule=PAUSED)
         elif one.kind == "raise_kl" and reward is not None:
@@ -92,7 +94,7 @@ def changed(config: RunConfig, actions: Sequence[Action]) -> RunConfig:
             inner = vars(algorithm)[section] if section else algorithm
             raised = replace(inner, **{name: vars(inner)[name] * KL_FACTOR})
             algorithm = replace(algorithm, **{section: raised}) if section else raised
-    return replace(config, algorithm=algorithm, rewards=rewards, optimizer=optimizer)
+    return replace(config, algorithm=algorithm, rewards=rewards, optimizer=optimizer, rollout=rollout)
 
 
 def decide(
@@ -117,6 +119,8 @@ def decide(
         return _raise_kl(done, alarm, config, rows[-1])
     if kind == "rewind":
         return _rewind(done, alarm, config, before, checkpoints)
+    if kind == "exact_sampling":
+        return Action(**done, text="no denoising step is forecast any more")
     return Action(**done, text="the run stops; the same command goes on with it")
 
 

@@ -334,6 +334,10 @@ LIMITS: dict[Level, Limit] = {
         "predictions grow or shrink before images fall apart: lower optimizer.lr, raise algorithm.kl_coef",
         value=partial(_distance, of=1.0),
     ),
+    "forecast": Limit(
+        "rollout/forecast_error", 0.5, "above", "the relative error of steps that are forecast",
+        "samples are not those of the policy any more: lower rollout.cache_interval",
+    ),
     "entropy_collapse": Limit(
         "actor/entropy", 0.05, "below", "the policy's entropy, as a multiple of what it was,",
         "nothing is tried any more: raise rollout.temperature or algorithm.entropy_coef", against="start",

@@ -119,7 +119,10 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
             config = fit.settle(controller)
             controller.take(config)
             # that of the run's folder, which the actions of alarms change no more than its user
-            config = replace(config, algorithm=given.algorithm, rewards=given.rewards, optimizer=given.optimizer)
+            rollout = replace(given.rollout, batch_size=config.rollout.batch_size)
+            config = replace(
+                config, algorithm=given.algorithm, rewards=given.rewards, optimizer=given.optimizer, rollout=rollout
+            )
             with terminal.progress("Loading the model"):
                 controller.check()
         while True:

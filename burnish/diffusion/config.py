@@ -197,13 +197,22 @@ class FlowConfig(RunConfig):
         ]
 
     def _window(self) -> Iterator[str]:
-        """Why the denoising steps that are learned are not among those that are made."""
+        """Why the denoising steps that are learned are not among those that are made, or no other is to be forecast."""
+        recording, steps, learned = self.algorithm.needs().recording, self.rollout.num_inference_steps, range(0)
         try:
-            if (recording := self.algorithm.needs().recording) is not None:
-                recording.check(self.rollout.num_inference_steps)
+            if recording is not None:
+                recording.check(steps)
+                if recording.window.kind == "all":
+                    learned = recording.window.within(steps)
         except ValueError as error:
             option = "algorithm.window: " if str(error).startswith("a window") else "algorithm."
-            yield f"{option}{error} (rollout.num_inference_steps is {self.rollout.num_inference_steps})"
+            yield f"{option}{error} (rollout.num_inference_steps is {steps})"
+        if self.rollout.cache_interval > 1 and {*range(2, steps - 1)} <= {*learned}:
+            yield (
+                f"rollout.cache_interval is {self.rollout.cache_interval}, but the networks run at each of the {steps} "
+                "steps (rollout.num_inference_steps): at the first two, the last, and those that are learned from "
+                "(algorithm.window); learn from fewer, or leave it out"
+            )
 
     def _gradients(self) -> Iterator[str]:
         """Rewards that count and have no gradients, where the algorithm follows them."""

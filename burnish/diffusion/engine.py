@@ -39,6 +39,7 @@ class FlowJob(Job):
     guidance: float | None = None  # None takes the run's
     steps: int | None = None  # denoising steps; None takes the run's, as the options below do
     solver: Solver | None = None
+    cache_interval: int = 1  # deterministic steps of which the network computes one; the others are forecast
     height: int | None = None  # in pixels
     width: int | None = None
 
@@ -104,7 +105,7 @@ class FlowEngine:
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
                 schedule = self.model.schedule(conditioning, size)
-            plan = self._plan(job, schedule)
+            plan = self.plan(job, schedule)
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
             plan = replace(plan, branch=branches.node if shared else None)
@@ -202,20 +203,21 @@ class FlowEngine:
             logprob=path.logprob,
             node=branches.within[:, 1:][plan.recorded].view_as(path.time),
             noised=noised,
+            forecast_error=path.forecast_error,
             schedule=schedule,
         )
 
-    def _plan(self, job: FlowJob, times: Tensor) -> Plan:
+    def plan(self, job: FlowJob, times: Tensor) -> Plan:
         """How all rows of a job are denoised, but for what they share."""
         how, recorded = job.recording, self._recorded(job, len(times) - 1)
         solver = job.solver or self.options.solver
         if how is None:
-            return Plan(times=times, kind="ode", noise=0.0, recorded=recorded, solver=solver)
+            return Plan(times, "ode", 0.0, recorded, solver=solver, interval=job.cache_interval)
         if how.steps_after < 1:
             assert bool((recorded == recorded[:1]).all()), "the schedule of a job is one, so its windows must be"
             times = thinned(times, int(recorded[0].nonzero().max()) + 1, how.steps_after)
             recorded = recorded[:, : len(times) - 1]
-        return Plan(times, how.kind, how.noise, recorded, how.density, solver)
+        return Plan(times, how.kind, how.noise, recorded, how.density, solver, interval=job.cache_interval)
 
     def _recorded(self, job: FlowJob, steps: int) -> Tensor:
         """[B, N] bool: which of N steps of which rows are recorded; the rows of a prompt agree."""

@@ -184,6 +184,10 @@ class RolloutOptions:
     solver: Solver = "euler"
     """Steps without noise: Euler's method; Heun's, of second order for two forwards a step; or dpm2m, DPM-Solver++ 2M,
     of second order by the step before, at no cost. The last step is Euler's by all of them."""
+    cache_interval: Annotated[Count, SAMPLED] = 1
+    """TaylorSeer: run the networks at one in so many steps, and forecast the others from the last two runs; 1 runs them
+    at each. They always run at the first two, at the last, and where a step is learned from. Validation samples without
+    it."""
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
     """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
     (Flow-Factory, DanceGRPO)."""

@@ -62,7 +62,7 @@ class FlowRollouts:
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
-            update=request.update, role=self.needs.sampler, steps=cheap,
+            update=request.update, role=self.needs.sampler, steps=cheap, cache_interval=self.rollout.cache_interval,
             recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
@@ -87,6 +87,7 @@ class FlowRollouts:
             several = torch.unique(scored.group, return_counts=True)[1] > 1
             metrics["critic/diversity"] = group_diversity(shapes, scored.group)
             counts["critic/diversity"] = int(several.sum())
+        metrics, counts = scored.metrics | metrics, scored.counts | counts
         scored = replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
         return self.compared(scored, request.groups) if compared else scored
 
@@ -136,12 +137,19 @@ class FlowRollouts:
             drawn = job.seeds(self.engine.seed)
             what = (job.update, job.prompts, job.group, job.sample, scores, write)
             context.first(lambda: files.keep(*what, version=version, drawn=drawn))
+        trace, metrics = Denoising.cat(traces), dict[str, float]()
+        if job.cache_interval > 1:
+            computed = self.engine.plan(job, trace.schedule).computed
+            metrics["rollout/computed_steps_ratio"] = float(computed.float().mean())
+            metrics["rollout/forecast_error"] = float(trace.forecast_error.mean())
         scored = Scored(
             prompts=job.prompts,
             group=job.group,
             sample=job.sample,
-            trace=Denoising.cat(traces),
+            trace=trace,
             scores=scores,
+            metrics=metrics,
+            counts=dict.fromkeys(metrics, float(len(job.prompts))),
             update=job.update,
             version=version,
             seed=self.engine.seed,

@@ -136,6 +136,52 @@ class Multistep:
         return torch.where(ready, to_device(1 - t_next / t, x.device) * change, zero)
 
 
+class Taylor:
+    """Forecasts a network's output from the last two times that it ran: TaylorSeer to first order (Liu et al. 2025,
+    arXiv:2503.06923).
+
+    What is forecast is the predicted clean sample. That of a path with noise is a martingale: a stochastic step resets
+    its slope.
+    """
+
+    def __init__(self, computed: Tensor, noisy: Tensor, x: Tensor) -> None:
+        """Begin.
+
+        Args:
+            computed: [B, N] bool: steps at which the network runs, the first two and all with noise among them.
+            noisy: [B, N] bool: steps with noise.
+            x: [B, ...] states.
+        """
+        number = torch.arange(computed.shape[1])
+        last = torch.where(computed, number, -1).cummax(1)[0].roll(1, 1)
+        last[:, 0] = -1
+        smooth = ~noisy.gather(1, last.clamp_min(0))
+        distance, slopes = to_device(torch.stack([number - last, smooth]).mT.float(), x.device)
+        self._distance, self._slopes = distance, slopes  # [N, B] in steps, to the last time; whether a slope holds
+        self._clean, self._slope = torch.zeros_like(x), torch.zeros_like(x)  # then, and its change per step
+        self._apart, self._size = x.new_zeros(len(x)), x.new_zeros(len(x))
+
+    def velocity(self, i: int, x: Tensor, t: float, velocity: Tensor, rows: Tensor) -> Tensor:
+        """The velocity [B, ...] at states x [B, ...] of time t of step i: what the network predicts for ``rows`` [M] is
+        ``velocity`` [M, ...], and that of others is forecast."""
+        distance, slopes = (_column(value[i], x) for value in (self._distance, self._slopes))
+        forecast = self._clean + slopes * distance * self._slope
+        found = (x - forecast) / t
+        found[rows] = velocity.float()
+        clean = x[rows] - t * found[rows]
+        if i > 1:
+            self._apart[rows] += (clean - forecast[rows]).square().flatten(1).sum(1)
+            self._size[rows] += clean.square().flatten(1).sum(1)
+        self._slope[rows] = (clean - self._clean[rows]) * (slopes / distance)[rows]
+        self._clean[rows] = clean
+        return found
+
+    @property
+    def error(self) -> Tensor:
+        """Relative error [B] of what is forecast, at the steps where the network runs as well."""
+        return (self._apart / self._size).sqrt()
+
+
 def heun(velocity: Tensor, second: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
     """Heun's correction [B, ...] to the Euler step, by the velocity ``second`` at t_next where that step landed."""
     return to_device((t_next - t) / 2, velocity.device) * (second.float() - velocity.float())
@@ -184,6 +230,19 @@ class Plan:
     density: Density = "gaussian"
     solver: Solver = "euler"  # of the steps without noise
     branch: Tensor | None = None  # [B, N + 1] long: rows with equal ids at step i share its state, computed once
+    interval: int = 1  # deterministic steps of which the network computes one; see ``computed``
+
+    @property
+    def computed(self) -> Tensor:
+        """[B, N] bool: steps at which the network runs; at the others its output is forecast.
+
+        It runs wherever a step is recorded, in the first two steps and in the last one, whose output is the sample.
+        """
+        computed = self.recorded.clone()
+        computed[:, :2] = computed[:, -1] = True
+        for i in range(2, computed.shape[1]):
+            computed[:, i] |= ~computed[:, max(i + 1 - self.interval, 0) : i].any(1)
+        return computed
 
     def select(self, rows: slice) -> Plan:
         """The plan of some rows."""
@@ -201,6 +260,7 @@ class Trajectory:
     time: Tensor  # [B, K], in the CPU's memory
     time_next: Tensor  # [B, K], as well
     logprob: Tensor  # [B, K]; 0 where the steps have no noise
+    forecast_error: Tensor  # [B] see ``Taylor.error``; 0 where nothing is forecast
 
 
 def denoise(
@@ -232,21 +292,21 @@ def denoise(
         for starts in (plan.times, plan.times.roll(-1))
     )
     here = _recorded(plan.recorded, x.device)
+    stochastic, computed = plan.recorded & (plan.kind != "ode"), plan.computed
     t_max, solver = times[1], Multistep()
+    taylor = Taylor(computed, stochastic, x) if plan.interval > 1 else None
     for i in range(steps):
         if i in pauses:
             yield
-        every = torch.arange(batch)
-        v = (
-            velocity(x, plan.times[i].expand(batch), every) if plan.branch is None
-            else _once_a_branch(velocity, x, plan.times[i], every, plan.branch, i)
-        )  # fmt: skip
-        noisy = plan.recorded[:, i] & (plan.kind != "ode")
+        noisy, rows, v = stochastic[:, i], computed[:, i].nonzero().flatten(), x[:0]
+        if len(rows):
+            v = _once_a_branch(velocity, x, plan.times[i], rows, plan.branch, i)
+        if taylor is not None:
+            v = taylor.velocity(i, x, times[i], v, to_device(rows, x.device))
         moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
         if plan.solver == "dpm2m":
             moved = moved + solver.correction(x, v, plan.times[i], plan.times[i + 1], restart=noisy)
-        elif plan.solver == "heun" and times[i + 1] > 0 and not noisy.all():
-            still = (~noisy).nonzero().flatten()
+        elif plan.solver == "heun" and times[i + 1] > 0 and len(still := (computed[:, i] & ~noisy).nonzero().flatten()):
             there = to_device(still, x.device)
             second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch, i + 1)
             moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
@@ -263,7 +323,8 @@ def denoise(
                 moved[where] = landed
             next_state[at] = moved[where]
         x = moved
-    return Trajectory(x, state, next_state, time, time_next, logprob)
+    error = x.new_zeros(batch) if taylor is None else taylor.error
+    return Trajectory(x, state, next_state, time, time_next, logprob, error)
 
 
 def finished(run: Generator[Any, Any, T], answer: Callable[[Any], Any] = lambda asked: None) -> T:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 FAMILIAR = 0.02  # share of the first responses that a form has to have had
 LOGGED = 80  # characters of a response in the log
+USUAL: dict[str, AlarmAction] = {"forecast": "exact_sampling"}  # where alarms.on names no other
 
 Detector: TypeAlias = "Drift | RewardDominance | Threshold | ModeCollapse"  # looks at one thing in every update
 
@@ -140,7 +141,7 @@ class Alarms(Hook):
 
     def _act(self, update: int, raised: Iterable[Alarm]) -> None:
         """Decide what is done about alarms; a stop or a rewind leaves the others to when the run goes on."""
-        on, order = self.options.on, get_args(AlarmAction)
+        on, order = USUAL | self.options.on, get_args(AlarmAction)
         for alarm in sorted((one for one in raised if one.name in on), key=lambda one: order.index(on[one.name])):
             if any(one.kind in ("stop", "rewind") for one in self.decided):
                 return

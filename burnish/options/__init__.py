@@ -350,17 +350,18 @@ class CommonValidationOptions:
 Level = Literal[
     "missing_rewards", "constant_reward", "saturation", "group_collapse", "ratio", "mismatch", "clip_fraction", "kl",
     "stale_samples", "velocity", "entropy_collapse", "entropy_growth", "variety_collapse", "gradient",
-    "unfamiliar_form",
+    "unfamiliar_form", "forecast",
 ]  # fmt: skip
 
 
 LEVELS_OF: dict[str, frozenset[Level]] = {  # alarms of metrics that one task alone has
     "image-text-to-text": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
-    "text-to-image": frozenset(["velocity", "variety_collapse"]),
+    "text-to-image": frozenset(["velocity", "variety_collapse", "forecast"]),
 }
 
 
-AlarmAction = Literal["stop", "raise_kl", "pause_reward", "rewind"]  # in this order, where several act at once
+# in this order, where several act at once
+AlarmAction = Literal["stop", "raise_kl", "pause_reward", "rewind", "exact_sampling"]
 REWINDABLE = 3  # checkpoints that a rewind needs: one before the drift, one within it, and that of an interruption
 
 
@@ -376,7 +377,8 @@ class AlarmOptions:
     """What an alarm does, by its name: {dark_share: raise_kl}. raise_kl holds the samples beyond its band to the
     reference ten times as strongly, or all samples where it has no band. pause_reward trains on without the reward that
     makes most of the differences. rewind goes back to the checkpoint before the drift and on with half the
-    learning rate, three times at most. stop saves a checkpoint and ends the run. The others only report."""
+    learning rate, three times at most. exact_sampling ends rollout.cache_interval, as forecast does unless it is named
+    here. stop saves a checkpoint and ends the run. The others only report."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         elsewhere = frozenset().union(*(names for task, names in LEVELS_OF.items() if task != run.task))
@@ -422,6 +424,8 @@ class AlarmOptions:
             yield f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= {REWINDABLE}"
         if action == "rewind" and run.checkpoint.copy_to is not None:
             yield "checkpoint.copy_to keeps copies of what is taken back: leave one of them out"
+        if action == "exact_sampling" and vars(run.rollout).get("cache_interval", 1) == 1:
+            yield "no step is forecast here: set rollout.cache_interval, or choose another action"
 
 
 Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -103,6 +103,8 @@ EXPLAINED = {  # the first pattern that matches
     "rollout_corr/logprob_abs_diff*": "difference between the log-probs of sampler and trainer",
     "rollout_corr/kl": "KL between sampler and trainer",
     "rollout_corr/*": "importance correction between sampler and trainer",
+    "rollout/computed_steps_ratio": "fraction of the denoising steps at which the networks ran",
+    "rollout/forecast_error": "relative error of the steps that are forecast",
     "perf/throughput": "images or tokens per second and device",
     "perf/mfu/*": "model FLOPs utilisation, as a fraction of the GPU's peak",
     "pipeline/staleness/*": "updates between the weights that sampled and those that are trained",

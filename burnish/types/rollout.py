@@ -109,11 +109,14 @@ class Denoising(Batch):
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
+    forecast_error: Tensor = None  # type: ignore[assignment]  # [B] relative, of rollout.cache_interval; 0 where exact
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
 
     def __post_init__(self) -> None:
         if self.noised is None:
             self.noised = all_noised(self.latents)
+        if self.forecast_error is None:
+            self.forecast_error = self.logprob.new_zeros(len(self.logprob))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:

@@ -1,6 +1,7 @@
 """Alarms that act: what each action changes, from when on, and that an interrupted run does the same."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.tiny_run import TinyRun
 # a KL above 0 is an alarm after three updates
 QUIET = ["validation.every=null", "validation.before=false", "checkpoint={every: 1, keep_last: 9}"]
 ACTING = ["algorithm=grpo", "algorithm.kl={coef: 0.01}", "alarms.limits={kl: 0}", *QUIET]
+CACHED = ["rollout.cache_interval=2", "alarms.limits={forecast: 0}", *QUIET]
 EVEN = "rewards.even={name: function, path: '{files}/rewards.py:even', weight: 4}"
 
 
@@ -36,34 +38,40 @@ def same(one: TinyRun, other: TinyRun) -> None:
         assert torch.equal(tensor, other.tensors[name]), name
 
 
-@pytest.fixture(scope="module", params=["raise_kl", "pause_reward"])
-def acting(files, request) -> tuple[str, TinyRun]:
-    option = f"alarms.on={{kl: {request.param}}}"
-    run = run_of(files, request.param, option)
+@pytest.fixture(scope="module", params=["raise_kl", "pause_reward", "exact_sampling"])
+def acting(files, request) -> tuple[Callable[[str], TinyRun], TinyRun]:
+    def make(name: str) -> TinyRun:
+        if request.param == "exact_sampling":
+            return TinyRun(files, "generators", "flux", "algorithm=awm", *CACHED, name=f"actions/{name}")
+        return run_of(files, name, f"alarms.on={{kl: {request.param}}}")
+
+    run = make(request.param)
     run.train("steps=6")
-    return option, run
+    return make, run
 
 
 def test_an_action_changes_its_option_from_the_next_update_on(acting):
     _, run = acting
-    ((kind, update, to),) = [(one["kind"], one["update"], one["to"]) for one in actions(run)]
+    ((kind, alarm, update, to),) = [(one["kind"], one["alarm"], one["update"], one["to"]) for one in actions(run)]
     assert (update, to) == (3, 3)
     _, *rows = run.metrics
     if kind == "raise_kl":
         assert [row["actor/kl_coef"] for row in rows] == [0.01] * 3 + [0.1] * 3
+    elif kind == "exact_sampling":
+        assert [row.get("rollout/computed_steps_ratio") for row in rows] == [0.75] * 3 + [None] * 3
     else:
         (label,) = {"odd", "even"} - {actions(run)[0]["reward"]}
         alone = [row["critic/score/mean"] == pytest.approx(row[f"critic/{label}/mean"]) for row in rows]
         assert alone[3:] == [True] * 3
         assert not any(alone[:3])
-    assert f"kl acted: {kind.replace('_', ' ')}" in (run.output / "report.md").read_text()
+    assert f"{alarm} acted: {kind.replace('_', ' ')}" in (run.output / "report.md").read_text()
     assert "resume: auto" in (run.output / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("at", [3, *seldom(2, 4)])
-def test_an_interrupted_run_acts_in_the_same_way(files, acting, at):
-    option, whole = acting
-    run = run_of(files, f"at-{at}", option)
+def test_an_interrupted_run_acts_in_the_same_way(acting, at):
+    make, whole = acting
+    run = make(f"at-{at}")
     run.train(f"steps={at}")
     if at == 3:  # killed when the checkpoint was there, and before it was written down what the alarm does
         (run.output / "alarms/actions.json").unlink()

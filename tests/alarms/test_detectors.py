@@ -38,6 +38,7 @@ BEYOND = {  # metrics in the first updates, and then, when the alarm has to be r
         {"rollout_corr/rollout_is_eff_sample_size": 0.9}, {"rollout_corr/rollout_is_eff_sample_size": 0.1},
     ),
     "velocity": ({"actor/velocity_norm_ratio": 1.1}, {"actor/velocity_norm_ratio": 0.4}),
+    "forecast": ({"rollout/forecast_error": 0.1}, {"rollout/forecast_error": 0.8}),
     "entropy_collapse": ({"actor/entropy": 0.5}, {"actor/entropy": 0.01}),
     "entropy_growth": ({"actor/entropy": 0.5}, {"actor/entropy": 2.0}),
     "variety_collapse": ({"critic/diversity": 0.06}, {"critic/diversity": 0.01}),

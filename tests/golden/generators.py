@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo_fast": ("flux", [ALL]),
     "mix_grpo linear": ("flux",
         ["algorithm.window={kind: progressive, size: 1, every: 2, interval: linear, wrap: true}",
-        "rollout.solver=dpm2m", "validation.solver=euler"]),
+        "rollout.solver=dpm2m", "validation.solver=euler", "rollout.cache_interval=2"]),
     "mix_grpo faster": ("flux",
         ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}", ALL]),
     "mix_grpo flash": ("flux", ["algorithm.window={kind: progressive, size: 1}", "algorithm.steps_after=0.5"]),

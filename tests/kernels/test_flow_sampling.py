@@ -1,6 +1,8 @@
 """The denoising loop and its solvers: what is recorded and shared, orders of convergence, rows on their own."""
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,7 +69,7 @@ def plan_of(window: Window, kind="sde", **kwargs) -> Plan:
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance", "ddim"])
 @pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
 def test_what_is_recorded_can_be_replayed(kind, window):
-    path, _ = run(plan_of(window, kind))
+    path, _ = run(plan_of(window, kind, interval=3))
     recorded = window.size or len(window.within(STEPS))
     assert path.logprob.shape == (GROUPS * MEMBERS, recorded)
     field = Field()
@@ -83,28 +85,31 @@ def test_what_is_recorded_can_be_replayed(kind, window):
         torch.testing.assert_close(step.sample(drawn), path.next_state[:, k])
 
 
+@pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("kind", ["sde", "cps"])
 @pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
-def test_sharing_a_prefix_changes_no_sample(kind, window):
-    alone, all_rows = run(plan_of(window, kind), shared=True)
-    together, rows = run(plan_of(window, kind, branch=node_of(windows_of(window))), shared=True)
+def test_sharing_a_prefix_changes_no_sample(kind, window, interval):
+    plan = plan_of(window, kind, interval=interval)
+    alone, all_rows = run(plan, shared=True)
+    together, rows = run(replace(plan, branch=node_of(plan.recorded)), shared=True)
     for name in ("latents", "state", "next_state", "logprob"):
         torch.testing.assert_close(getattr(together, name), getattr(alone, name), rtol=0, atol=0)
     assert torch.equal(together.time, alone.time)
-    assert all_rows == STEPS * len(GROUP)
-    first = windows_of(window).float().argmax(1)[::MEMBERS]
-    shared_steps = int((first + 1).sum())  # the first stochastic step still starts from one state
-    assert rows == shared_steps + (STEPS * GROUPS - shared_steps) * MEMBERS
+    assert all_rows == plan.computed.sum()
+    first, computed = plan.recorded.float().argmax(1)[::MEMBERS, None], plan.computed[::MEMBERS]
+    # the first stochastic step still starts from one state
+    assert rows == (computed * torch.where(torch.arange(STEPS) <= first, 1, MEMBERS)).sum()
 
 
+@pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
-def test_batch_composition_changes_no_sample(window):
-    whole, _ = run(plan_of(window))
+def test_batch_composition_changes_no_sample(window, interval):
+    whole, _ = run(plan_of(window, interval=interval))
     order = torch.randperm(len(GROUP), generator=torch.Generator().manual_seed(0))
     for rows in (order, order[:5], order[5:6]):
-        plan = Plan(times=TIMES, kind="sde", noise=0.6, recorded=windows_of(window)[rows])
+        plan = Plan(times=TIMES, kind="sde", noise=0.6, recorded=windows_of(window)[rows], interval=interval)
         part, _ = run(plan, rows)
-        for name in ("latents", "state", "next_state", "time", "logprob"):
+        for name in ("latents", "state", "next_state", "time", "logprob", "forecast_error"):
             torch.testing.assert_close(getattr(part, name), getattr(whole, name)[rows], rtol=1e-6, atol=1e-6)
 
 
@@ -175,6 +180,33 @@ def test_a_stochastic_step_ends_what_is_remembered():
     plan = Plan(times=LEVELS, kind="sde", noise=0.5, recorded=recorded, solver="dpm2m")
     path = finished(denoise(velocity, STARTS, plan, lambda step: noise))
     torch.testing.assert_close(path.latents, solve("dpm2m", LEVELS[4:], path.next_state[:, -1]))
+
+
+def test_the_network_runs_at_the_first_two_steps_the_last_and_what_is_recorded():
+    for interval, recorded, steps in (
+        (1, [], [*range(8)]), (2, [], [0, 1, 3, 5, 7]), (3, [], [0, 1, 4, 7]), (2, [4], [0, 1, 3, 4, 6, 7]),
+        (9, [2, 5], [0, 1, 2, 5, 7]),
+    ):  # fmt: skip
+        chosen = torch.tensor([[i in recorded for i in range(8)]])
+        assert Plan(LEVELS, "sde", 0.5, chosen, interval=interval).computed.nonzero()[:, 1].tolist() == steps
+
+
+def test_a_forecast_follows_the_line_of_clean_samples_and_stays_where_it_was_after_noise():
+    clean = {t: 0.5 * i - 1 for i, t in enumerate(LEVELS.tolist())}  # 0 at step 2, 2 at step 6, 2.5 at step 7
+
+    def line(x, t, rows):
+        return (x - clean[float(t[0])]) / t.view(-1, 1)
+
+    recorded = torch.zeros(5, 8, dtype=torch.bool)
+    recorded[:, [2, 6]] = True
+    plan = Plan(LEVELS, "ode", 0.0, recorded, interval=9)  # which forecasts steps 3 to 5
+    forecast, exact = (finished(denoise(line, STARTS, one, no_noise)) for one in (plan, replace(plan, interval=1)))
+    torch.testing.assert_close(forecast.state, exact.state)
+    torch.testing.assert_close(forecast.forecast_error, torch.zeros(5), rtol=0, atol=1e-6)
+    noisy = finished(denoise(line, STARTS, replace(plan, kind="sde", noise=0.5), lambda step: torch.ones(5, 1)))
+    torch.testing.assert_close(noisy.state[:, 1], LEVELS[6] / LEVELS[3] * noisy.next_state[:, 0])  # to 0, in a line
+    error = math.sqrt((2**2 + 0.5**2) / (2**2 + 2.5**2))
+    torch.testing.assert_close(noisy.forecast_error, torch.full((5,), error))
 
 
 def test_heun_solves_rows_with_and_without_noise_side_by_side():

@@ -11,7 +11,6 @@ from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
 from burnish.metrics import Stopwatch
 from burnish.options import OptimizerOptions
-from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Score
@@ -51,60 +50,20 @@ class Red(Reward):
 class Bench:
     """A worker with an engine, and rewards that are a fixed function of the picture."""
 
-    def __init__(
-        self,
-        pipeline,
-        algorithm,
-        *,
-        lora=True,
-        guidance=1.0,
-        micro=100,
-        mini=None,
-        epochs=1,
-        dtype="float32",
-        device="auto",
-        length=4,
-        load_teacher=None,
-        rewards=None,
-        optimizer=None,
-        ranks=SINGLE_RANK,
-        sharding=None,
-        options_of_model=None,
-        **rollout,
-    ):
-        options = (lora if isinstance(lora, LoraOptions) else LoraOptions(rank=4)) if lora else None
-        self.rollout = RolloutOptions(
-            **{"batch_size": 96} | rollout,
-            n=4,
-            num_inference_steps=5,
-            guidance_scale=guidance,
-            max_sequence_length=length,
-        )
-        options_of_model = {"lora": options, "dtype": dtype, "device": device} | (options_of_model or {})
-        shared = ranks.size > 1 and "quantization" not in options_of_model
-        model = load_model(ModelOptions(path=str(pipeline), **options_of_model), self.rollout, shared=shared)
+    def __init__(self, pipeline, algorithm, *, lora=True, micro=100, rewards=None, **rollout):
+        options = LoraOptions(rank=4) if lora else None
+        sizes = {"n": 4, "num_inference_steps": 5, "max_sequence_length": 4}
+        self.rollout = RolloutOptions(**{"batch_size": 96} | rollout | sizes)
+        model = load_model(ModelOptions(path=str(pipeline), lora=options), self.rollout)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
-            model, self.needs, options, guidance=guidance, micro_batch_size=micro,
-            on_policy=mini is None and epochs == 1, seed=0, load_teacher=load_teacher, rewards=rewards,
-            shared=shared,
-        )  # fmt: skip
-        if shared:
-            self.roles.shard(ranks, sharding or ShardingOptions())
-        elif ranks.size > 1:
-            self.roles.copied_on(ranks)
+            model, self.needs, options, guidance=1.0, micro_batch_size=micro, on_policy=True, seed=0, rewards=rewards
+        )
         self.engine = FlowEngine(self.roles, self.rollout, seed=0)
+        actor = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-2), total_steps=10)
         self.workers = Trainer(
-            self.roles, algorithm,
-            [
-                ParameterGroup(name, self.roles.parameters(network), options, total_steps=10)
-                for name, network, options in (
-                    ("actor", "policy", optimizer or OptimizerOptions(lr=1e-2)),
-                    *((name, name, one) for name, one in self.needs.networks.items() if one is not None),
-                )
-            ],
-            options=TrainerOptions(mini_batch_size=mini, epochs=epochs), ema=Ema(self.roles.parameters(), 0.9),
-            seed=0, watch=Stopwatch(), ranks=ranks,
+            self.roles, algorithm, [actor], options=TrainerOptions(), ema=Ema(self.roles.parameters(), 0.9),
+            seed=0, watch=Stopwatch(), ranks=SINGLE_RANK,
         )  # fmt: skip
 
     def sampled(self, update=1):
