@@ -146,7 +146,7 @@ class LiveBytes(TorchDispatchMode):
 
     def beside(self, phase: str, tensors: Any) -> None:
         """A phase has tensors of a batch twice."""
-        size = sum({_key(one): size_of(one) for one in tensors_of(tensors)}.values())
+        size = sum({key_of(one): size_of(one) for one in tensors_of(tensors)}.values())
         stored = any(self._category(one) == STORED for one in tensors_of(tensors))
         size, peak = int(size * self.times.get(BATCH, 1)), self.peaks[phase]
         if stored:
@@ -159,10 +159,6 @@ class LiveBytes(TorchDispatchMode):
         """What a phase did stands for so many times as much."""
         for kind in (OPERATIONS, KERNELS, MOVED):
             self.work[phase, kind] = self.work[phase, kind] * times  # type: ignore[assignment]
-
-    def held(self, tensors: Iterable[Tensor]) -> int:
-        """Bytes of memory that tensors have, some of it together."""
-        return sum(self._known[key].size for key in {_key(tensor) for tensor in tensors} & self._known.keys())
 
     def parts(self) -> dict[str, int]:
         """Live bytes by category, in the memory of the device."""
@@ -228,7 +224,7 @@ class LiveBytes(TorchDispatchMode):
         return hosted or self.category
 
     def _category(self, tensor: Tensor) -> str | None:
-        known = self._known.get(_key(tensor))
+        known = self._known.get(key_of(tensor))
         return None if known is None else known.category
 
     def _exchanged(self, args: Any, kwargs: Any, found: Any) -> str:
@@ -236,7 +232,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
                 self._add(tensor, BUFFERS)
-                known = self._known.get(_key(tensor))
+                known = self._known.get(key_of(tensor))
                 if known is not None and known.category == ACTIVATIONS:
                     self._move(known, BUFFERS)
         return self.category  # also of what is gathered from the host's memory
@@ -244,7 +240,7 @@ class LiveBytes(TorchDispatchMode):
     def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
         for one in _inside(tensor):
             try:
-                storage = _storage(one)
+                storage = storage_of(one)
             except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
                 continue
             key = storage._cdata
@@ -256,9 +252,8 @@ class LiveBytes(TorchDispatchMode):
             self._sized(known, storage.nbytes())
 
     def _sized(self, known: _Storage, size: int) -> None:
-        rounded = -(-size // ROUNDED) * ROUNDED
-        if more := rounded - known.size:
-            known.size = rounded
+        if more := rounded(size) - known.size:
+            known.size += more
             self._changed(known.category, more)
             if more > 0:
                 self._risen()
@@ -327,6 +322,11 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(one)
 
 
+def rounded(size: int) -> int:
+    """The bytes that are taken for so many."""
+    return -(-size // ROUNDED) * ROUNDED
+
+
 def size_of(tensor: Tensor) -> int:
     """Bytes of this process's part of a tensor."""
     local: Any = getattr(tensor, "_local_tensor", tensor)
@@ -340,14 +340,16 @@ def _inside(tensor: Any) -> list[Tensor]:
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
+    """The memory of a tensor, or of this rank's part of it."""
     local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
     return local.untyped_storage()
 
 
-def _key(tensor: Tensor) -> int:
+def key_of(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory; 0 where they have none."""
     try:
-        return int(_storage(tensor)._cdata)
+        return int(storage_of(tensor)._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 

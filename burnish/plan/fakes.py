@@ -22,17 +22,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
-from burnish.plan.counter import DEVICE, device_of, tensors_in
+from burnish.plan.counter import DEVICE, META, device_of, tensors_in
 from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
 
-aten = torch.ops.aten
+aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
 HUGE = 1 << 27  # elements of any type
 MADE_TO_SIZE = {
@@ -42,6 +42,11 @@ MADE_TO_SIZE = {
 UNSET = {aten.empty, aten.empty_strided}
 MADE_ALIKE = {
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+}  # fmt: skip
+DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
+    aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
+    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone, aten.copy_,
+    aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add_, aten.mm, aten.bmm,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -119,16 +124,32 @@ class Pretending(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
+        fake = [isinstance(one, FakeTensor) for one in tensors_in(args)]
+        direct = func.overloadpacket in DIRECT and all(fake) and kwargs.get("device") in (None, CPU)
+        if any(fake):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
+            if direct:
+                return self._direct(func, args, kwargs)
             if all(kind is FakeTensor for kind in types):  # at once, and not by way of the mode that it would look for
                 return self.fake.dispatch(func, types, args, kwargs)
             return func(*args, **kwargs)
         if self._is_large(func, args, kwargs):
+            if direct:
+                return self._direct(func, args, kwargs | {"device": CPU})
             with self.fake:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _direct(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": META}
+        with in_kernel_invocation_manager(self.fake):
+            found = func(*args, **kwargs)
+        return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+
+    def _as_fake(self, value: Tensor) -> Tensor:
+        return value if isinstance(value, FakeTensor) else FakeTensor(self.fake, value, CPU)
 
     def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         kind = func.overloadpacket
