@@ -160,6 +160,10 @@ class LiveBytes(TorchDispatchMode):
         for kind in (OPERATIONS, KERNELS, MOVED):
             self.work[phase, kind] = self.work[phase, kind] * times  # type: ignore[assignment]
 
+    def held(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes of memory that tensors have, some of it together."""
+        return sum(self._known[key].size for key in {key_of(tensor) for tensor in tensors} & self._known.keys())
+
     def parts(self) -> dict[str, int]:
         """Live bytes by category, in the memory of the device."""
         return {name: size for name, size in self._by.items() if size and name not in IN_HOST}
@@ -252,8 +256,9 @@ class LiveBytes(TorchDispatchMode):
             self._sized(known, storage.nbytes())
 
     def _sized(self, known: _Storage, size: int) -> None:
-        if more := rounded(size) - known.size:
-            known.size += more
+        rounded = -(-size // ROUNDED) * ROUNDED
+        if more := rounded - known.size:
+            known.size = rounded
             self._changed(known.category, more)
             if more > 0:
                 self._risen()
@@ -320,11 +325,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
         for one in value:
             yield from tensors_of(one)
-
-
-def rounded(size: int) -> int:
-    """The bytes that are taken for so many."""
-    return -(-size // ROUNDED) * ROUNDED
 
 
 def size_of(tensor: Tensor) -> int:

@@ -45,8 +45,9 @@ MADE_ALIKE = {
 }  # fmt: skip
 DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
     aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
-    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone, aten.copy_,
-    aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add_, aten.mm, aten.bmm,
+    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone,
+    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add_,
+    aten.mm, aten.bmm,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -104,15 +105,10 @@ class Pretending(TorchDispatchMode):
                 delattr(FakeTensor, name)
             hook.remove()
 
-    def like(self, value: Tensor) -> Tensor:
-        """A fake tensor like a real one."""
-        made: Tensor = self.fake.from_tensor(value)
-        return made
-
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or is_fake(parameter):
             return parameter
-        return nn.Parameter(self.like(parameter.detach()), parameter.requires_grad)
+        return nn.Parameter(self._as_fake(parameter.detach().to(META)), parameter.requires_grad)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak, key_of, rounded, storage_of
+from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak, key_of, storage_of
 from burnish.plan.fakes import is_fake
 
 LEAST = 3  # blocks of a kind, from which on it pays to compute one of them
@@ -42,21 +42,22 @@ class Like:
         if not isinstance(value, Tensor):
             return value
         fake = is_fake(value)
-        dense = fake and storage_of(value).nbytes() == value.nbytes  # else it becomes memory of its own
-        return cls(value.shape, value.stride() if dense else (), value.dtype, fake, value.requires_grad)
+        return cls(value.shape, value.stride() if fake else (), value.dtype, fake, value.requires_grad)
 
     def __call__(self) -> Tensor:
-        if self.fake and self.stride:
-            return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
         if self.fake:
-            return torch.empty(self.size, dtype=self.dtype)
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
         with _disable_current_modes():
             return torch.zeros(self.size, dtype=self.dtype)
 
-    @property
-    def bytes(self) -> int:
-        """Of memory."""
-        return rounded(self.size.numel() * self.dtype.itemsize) if self.fake else 0
+
+@dataclass(frozen=True)
+class Part(Like):
+    """One that is a part of larger memory."""
+
+    place: int
+    count: int  # of its numbers
+    offset: int
 
 
 @dataclass
@@ -73,8 +74,17 @@ class Cost:
     gradients: list[Any] = field(default_factory=list)  # what makes those of arguments and weights
 
     def made(self) -> list[Tensor]:
-        """The tensors among the outputs."""
-        return [one() for one in self.outputs if isinstance(one, Like)]
+        """The tensors among the outputs, of which some are parts of the same memory."""
+        memory: dict[int, Tensor] = {}
+        found = []
+        for one in self.outputs:
+            if isinstance(one, Part):
+                if one.place not in memory:
+                    memory[one.place] = torch.empty(one.count, dtype=one.dtype)
+                found.append(memory[one.place].as_strided(one.size, one.stride, one.offset))
+            elif isinstance(one, Like):
+                found.append(one())
+        return found
 
     def result(self, made: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
         """What a call returns, of its arguments and of tensors that were made for it."""
@@ -83,6 +93,14 @@ class Cost:
         for place, number in self.returned.items():
             found[place] = leaves[number]
         return tree_unflatten(found, self.tree)
+
+
+def _output(value: Any) -> Any:
+    """What makes an output of a call, which may share its memory with others."""
+    kind = Like.of(value)
+    if not is_fake(value) or (memory := storage_of(value).nbytes()) == value.nbytes:
+        return kind
+    return Part(**vars(kind), place=key_of(value), count=memory // value.itemsize, offset=int(value.storage_offset()))
 
 
 def _shapes(value: Any) -> Any:
@@ -145,8 +163,9 @@ class Once:
             number = places.get(key_of(value)) if is_fake(value) else None
             if number is not None and value.shape == leaves[number].shape:
                 arguments[place] = number
-        outputs = [None if place in arguments else Like.of(value) for place, value in enumerate(values)]
-        kept -= sum(one.bytes for one in outputs if isinstance(one, Like))
+        outputs = [None if place in arguments else _output(value) for place, value in enumerate(values)]
+        fresh = [one for one, kind in zip(values, outputs, strict=True) if isinstance(kind, Like) and kind.fake]
+        kept -= self.counter.held(fresh)
         inputs = [number for place, number in places.items() if place in waiting]
         return Cost(outputs, shape, arguments, span, kept, inputs), found
 
@@ -230,11 +249,11 @@ class Block(Once):
         key = self.held(), bool(learned), regions, precision, _shapes((args, tuple(kwargs.values())))
         if not learned:
             return self.repeated(key, leaves, tree, most=0)  # else the next one leaves something behind, too
-        if key not in self.known:
-            with self.counter.quiet():
-                self.known[key] = self._with_gradients(leaves, tree, again=regions > 0)
+        if key in self.known:
+            self.counter.repeated(self.known[key].forward)
+        else:
+            self.known[key] = self._with_gradients(leaves, tree, again=regions > 0)
         cost = self.known[key]
-        self.counter.repeated(cost.forward)
         held = leaves if regions else [leaves[number] for number in cost.inputs]
         return cost.result(_Repeated.apply(self.counter, cost, held, *learned), leaves)  # type: ignore[no-untyped-call]
 
@@ -247,16 +266,19 @@ class Block(Once):
         """What a forward and a backward pass cost, in which the forward pass may be done again."""
         function = partial(checkpoint, self.function, use_reentrant=False, preserve_rng_state=False)
         own = [leaf.detach().requires_grad_() if _learns(leaf) else leaf for leaf in leaves]
-        cost, found = self.measured(function if again else self.function, own, tree)
-        outputs = zip(cost.outputs, tree_flatten(found)[0], strict=True)
-        slopes, values = zip(*(pair for pair in outputs if isinstance(pair[0], Like) and pair[0].learned), strict=True)
-        end = _End.apply(slopes, *values)  # type: ignore[no-untyped-call]
-        del found, values, outputs
-        one = torch.ones(())
-        with self.counter.span() as cost.backward:
-            made = torch.autograd.grad(end, self.learned(own), one, allow_unused=True)
-            cost.gradients = list(map(Like.of, made))
-            del made
+        run = partial(self.measured, function if again else self.function, own, tree)
+        run()  # makes what all that follow have, too
+        with self.counter.quiet():
+            cost, found = run()
+            outputs = zip(cost.outputs, tree_flatten(found)[0], strict=True)
+            values = [value for kind, value in outputs if isinstance(kind, Like) and kind.learned]
+            slopes = [Like.of(torch.empty_like(value)) for value in values]
+            end, one = _End.apply(slopes, *values), torch.ones(())  # type: ignore[no-untyped-call]
+            del found, outputs, values
+            with self.counter.span() as cost.backward:
+                made = torch.autograd.grad(end, self.learned(own), one, allow_unused=True)
+                cost.gradients = list(map(Like.of, made))
+                del made
         return cost
 
 
@@ -292,7 +314,7 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        there = sum(Like.of(one).bytes for one in gradients if one is not None)  # the engine holds them
+        there = ctx.counter.held(one for one in gradients if one is not None)  # by the engine
         span: Peak = ctx.cost.backward
         parts = span.parts | {ACTIVATIONS: span.parts.get(ACTIVATIONS, 0) - there}
         ctx.counter.repeated(replace(span, total=span.total - there, parts=parts))
