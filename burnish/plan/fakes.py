@@ -46,8 +46,8 @@ MADE_ALIKE = {
 DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
     aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
     aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone,
-    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add_,
-    aten.mm, aten.bmm,
+    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add, aten.add_,
+    aten.sub, aten.mul, aten.div, aten.mm, aten.bmm, aten.addmm, aten.index_select, aten.gather,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -121,17 +121,19 @@ class Pretending(TorchDispatchMode):
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
         fake = [isinstance(one, FakeTensor) for one in tensors_in(args)]
-        direct = func.overloadpacket in DIRECT and all(fake) and kwargs.get("device") in (None, CPU)
+        direct = func.overloadpacket in DIRECT and kwargs.get("device") in (None, CPU)
         if any(fake):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
-            if direct:
+            if any(kind is not FakeTensor for kind in types):
+                return func(*args, **kwargs)
+            if direct and (all(fake) or not func._schema.is_mutable):
+                args = args if all(fake) else tree_map_only(Tensor, _without_values, args)
                 return self._direct(func, args, kwargs)
-            if all(kind is FakeTensor for kind in types):  # at once, and not by way of the mode that it would look for
-                return self.fake.dispatch(func, types, args, kwargs)
-            return func(*args, **kwargs)
+            # at once, and not by way of the mode that it would look for
+            return self.fake.dispatch(func, types, args, kwargs)
         if self._is_large(func, args, kwargs):
-            if direct:
+            if direct and not fake:
                 return self._direct(func, args, kwargs | {"device": CPU})
             with self.fake:
                 return func(*args, **kwargs)
@@ -222,6 +224,10 @@ class Pretending(TorchDispatchMode):
                 places += list(one.nonzero().unbind(1))
         found = aten.index.Tensor(value, places)
         return found
+
+
+def _without_values(value: Tensor) -> Tensor:
+    return value if isinstance(value, FakeTensor) else torch.empty_like(value, device=META)
 
 
 def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:

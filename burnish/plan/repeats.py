@@ -235,8 +235,10 @@ class Block(Once):
         self.adapted: list[Any] = [module for module in block.modules() if hasattr(module, "disable_adapters")]
 
     def _adapters(self) -> Any:
-        casts = [getattr(layer, "cast", None) is not None for layer in self.adapted]
-        return str((casts, [(layer.disable_adapters, *layer.active_adapters) for layer in self.adapted]))
+        return str([
+            (getattr(layer, "cast", None) is None, layer.disable_adapters, layer.active_adapters)
+            for layer in self.adapted
+        ])  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         regions = _recomputing() if torch.is_grad_enabled() else 0
