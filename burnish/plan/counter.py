@@ -146,7 +146,7 @@ class LiveBytes(TorchDispatchMode):
 
     def beside(self, phase: str, tensors: Any) -> None:
         """A phase has tensors of a batch twice."""
-        size = sum({_key(one): size_of(one) for one in tensors_of(tensors)}.values())
+        size = sum({key_of(one): size_of(one) for one in tensors_of(tensors)}.values())
         stored = any(self._category(one) == STORED for one in tensors_of(tensors))
         size, peak = int(size * self.times.get(BATCH, 1)), self.peaks[phase]
         if stored:
@@ -162,7 +162,7 @@ class LiveBytes(TorchDispatchMode):
 
     def held(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of memory that tensors have, some of it together."""
-        return sum(self._known[key].size for key in {_key(tensor) for tensor in tensors} & self._known.keys())
+        return sum(self._known[key].size for key in {key_of(tensor) for tensor in tensors} & self._known.keys())
 
     def parts(self) -> dict[str, int]:
         """Live bytes by category, in the memory of the device."""
@@ -177,11 +177,16 @@ class LiveBytes(TorchDispatchMode):
             return device_of(args[0])
         with torch._C.DisableTorchFunction():  # of which this is no part: every look at a tensor would be one
             found = func(*args, **(kwargs or {}))
-            category = self._exchanged(args, kwargs, found) if func.namespace in EXCHANGES else self._inherited(args)
-            for one in tree_iter(found) if isinstance(found, list | tuple) else (found,):
-                if isinstance(one, Tensor):
-                    self._add(one, category)
-            self._compute(func, args, kwargs, found)
+            inputs = list(tensors_in(args))
+            outputs = list(tensors_in(found if isinstance(found, list | tuple) else (found,)))
+            category = self._exchanged(args, kwargs) if func.namespace in EXCHANGES else self._inherited(inputs)
+            for one in outputs:
+                self._add(one, category)
+            if _computes(func):
+                self._did(KERNELS, 1)
+                self._did(MOVED, sum(one.numel() * one.element_size() for one in (*inputs, *outputs)))
+                if (formula := self._formulas.get(func.overloadpacket)) is not None:
+                    self._did(OPERATIONS, float(formula(*args, **(kwargs or {}), out_val=found)))
         return found
 
     def __enter__(self) -> LiveBytes:
@@ -206,21 +211,10 @@ class LiveBytes(TorchDispatchMode):
         if self._phases and not self._quiet:
             self.work[self._phases[-1], kind] += amount  # type: ignore[assignment]
 
-    def _compute(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        """Note what an operation does."""
-        if not _computes(func):
-            return
-        kind = func.overloadpacket
-        self._did(KERNELS, 1)
-        outputs = found if isinstance(found, list | tuple) else (found,)
-        self._did(MOVED, sum(one.numel() * one.element_size() for one in (*tensors_in(args), *tensors_in(outputs))))
-        if kind in self._formulas:
-            self._did(OPERATIONS, float(self._formulas[kind](*args, **(kwargs or {}), out_val=found)))
-
-    def _inherited(self, args: Any) -> str:
+    def _inherited(self, inputs: Iterable[Tensor]) -> str:
         """What is computed from the host's tensors alone stays there."""
         hosted = ""
-        for one in tensors_in(args) if any(self._by[name] for name in IN_HOST) else ():
+        for one in inputs if any(self._by[name] for name in IN_HOST) else ():
             if (category := self._category(one)) in IN_HOST:
                 hosted = category or ""
             elif one.numel() > SMALL:
@@ -228,15 +222,15 @@ class LiveBytes(TorchDispatchMode):
         return hosted or self.category
 
     def _category(self, tensor: Tensor) -> str | None:
-        known = self._known.get(_key(tensor))
+        known = self._known.get(key_of(tensor))
         return None if known is None else known.category
 
-    def _exchanged(self, args: Any, kwargs: Any, found: Any) -> str:
+    def _exchanged(self, args: Any, kwargs: Any) -> str:
         """What takes part in an exchange is a buffer, unless it is known to be a weight or a gradient."""
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
                 self._add(tensor, BUFFERS)
-                known = self._known.get(_key(tensor))
+                known = self._known.get(key_of(tensor))
                 if known is not None and known.category == ACTIVATIONS:
                     self._move(known, BUFFERS)
         return self.category  # also of what is gathered from the host's memory
@@ -244,7 +238,7 @@ class LiveBytes(TorchDispatchMode):
     def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
         for one in _inside(tensor):
             try:
-                storage = _storage(one)
+                storage = storage_of(one)
             except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
                 continue
             key = storage._cdata
@@ -335,19 +329,21 @@ def size_of(tensor: Tensor) -> int:
 
 def _inside(tensor: Any) -> list[Tensor]:
     """The tensors that a quantised one is made of, whose own storage is only a claim; of any other itself."""
-    if hasattr(tensor, "_local_tensor") or not is_traceable_wrapper_subclass(tensor):
+    if isinstance(tensor, FakeTensor) or hasattr(tensor, "_local_tensor") or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
+    """The memory of a tensor, or of this rank's part of it."""
     local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
     return local.untyped_storage()
 
 
-def _key(tensor: Tensor) -> int:
+def key_of(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory; 0 where they have none."""
     try:
-        return int(_storage(tensor)._cdata)
+        return int(storage_of(tensor)._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 

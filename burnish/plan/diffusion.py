@@ -127,13 +127,11 @@ class GeneratorHalf(Half):
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         frozen = [part for name, part in self._components if name not in model.names]
-        come = self._offload(model, frozen) if self.offloads else None
+        come = self._offload(model, frozen) if self.offloads else lambda part: None
         once = partial(Once, counter=self.counter)
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
-            if hasattr(part, "decode"):
-                part.decode = _first(come, part, once(part.decode))  # type: ignore[arg-type]
-            else:
-                part.forward = _first(come, part, once(part.forward))
+            name = "decode" if hasattr(part, "decode") else "forward"
+            setattr(part, name, _first(come, part, once(getattr(part, name))))
 
         def held() -> Any:
             return self.gathered(), model.unverified if isinstance(model, PipelineModel) else None
@@ -214,10 +212,8 @@ class GeneratorHalf(Half):
                 pass
 
 
-def _first(come: Callable[[nn.Module], None] | None, part: nn.Module, function: Callable[..., Any]) -> Any:
-    """A function of an offloaded part: its weights come first, so that what is repeated is activations."""
-    if come is None:
-        return function
+def _first(come: Callable[[nn.Module], None], part: nn.Module, function: Callable[..., Any]) -> Any:
+    """A function of a part: its weights come first where they are offloaded; what is repeated is activations."""
 
     @wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:

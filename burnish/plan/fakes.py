@@ -22,17 +22,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
-from burnish.plan.counter import DEVICE, device_of, tensors_in
+from burnish.plan.counter import DEVICE, META, device_of, tensors_in
 from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
 
-aten = torch.ops.aten
+aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
 HUGE = 1 << 27  # elements of any type
 MADE_TO_SIZE = {
@@ -42,6 +42,12 @@ MADE_TO_SIZE = {
 UNSET = {aten.empty, aten.empty_strided}
 MADE_ALIKE = {
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+}  # fmt: skip
+DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
+    aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
+    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone,
+    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add, aten.add_,
+    aten.sub, aten.mul, aten.div, aten.mm, aten.bmm, aten.addmm, aten.index_select, aten.gather,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -99,15 +105,10 @@ class Pretending(TorchDispatchMode):
                 delattr(FakeTensor, name)
             hook.remove()
 
-    def like(self, value: Tensor) -> Tensor:
-        """A fake tensor like a real one."""
-        made: Tensor = self.fake.from_tensor(value)
-        return made
-
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or is_fake(parameter):
             return parameter
-        return nn.Parameter(self.like(parameter.detach()), parameter.requires_grad)
+        return nn.Parameter(self._as_fake(parameter.detach().to(META)), parameter.requires_grad)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -119,16 +120,34 @@ class Pretending(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
+        fake = [isinstance(one, FakeTensor) for one in tensors_in(args)]
+        direct = func.overloadpacket in DIRECT and kwargs.get("device") in (None, CPU)
+        if any(fake):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
-            if all(kind is FakeTensor for kind in types):  # at once, and not by way of the mode that it would look for
-                return self.fake.dispatch(func, types, args, kwargs)
-            return func(*args, **kwargs)
+            if any(kind is not FakeTensor for kind in types):
+                return func(*args, **kwargs)
+            if direct and (all(fake) or not func._schema.is_mutable):
+                args = args if all(fake) else tree_map_only(Tensor, _without_values, args)
+                return self._direct(func, args, kwargs)
+            # at once, and not by way of the mode that it would look for
+            return self.fake.dispatch(func, types, args, kwargs)
         if self._is_large(func, args, kwargs):
+            if direct and not fake:
+                return self._direct(func, args, kwargs | {"device": CPU})
             with self.fake:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _direct(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": META}
+        with in_kernel_invocation_manager(self.fake):
+            found = func(*args, **kwargs)
+        return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+
+    def _as_fake(self, value: Tensor) -> Tensor:
+        return value if isinstance(value, FakeTensor) else FakeTensor(self.fake, value, CPU)
 
     def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         kind = func.overloadpacket
@@ -205,6 +224,10 @@ class Pretending(TorchDispatchMode):
                 places += list(one.nonzero().unbind(1))
         found = aten.index.Tensor(value, places)
         return found
+
+
+def _without_values(value: Tensor) -> Tensor:
+    return value if isinstance(value, FakeTensor) else torch.empty_like(value, device=META)
 
 
 def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:

@@ -186,7 +186,7 @@ class MadeUpResponses(LanguageEngine):
 
         with half.counter.span() as span, self._no_values(grow):
             super().sample(replace(first, sampling=few, finished=None))
-        token = begun[-1] - begun[0]
+        token = begun[-1] - begun[-2:][0]  # of the last one; nothing where one is all
         token[MOVED] += max(more, 0) // 2  # that are read of the cache, on average
         left, batches = longest - few.max_new_tokens, len(job.prompts) / rows
         whole = {kind: batches * (amount + left * token[kind]) - amount for kind, amount in span.work.items()}

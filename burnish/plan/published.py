@@ -130,14 +130,9 @@ def _write_pipeline(about: Mapping[str, Any], folder: Path) -> None:
             tokenizer = about["parts"].get(name.replace("text_encoder", "tokenizer"))
             given = config if tokenizer is None else _with_ends(config, _reader(tokenizer))
             _write(own / CONFIG, {**kind.config_class(**given).to_dict(), "architectures": [named]})
-    for name in _optional(getattr(diffusers, about["pipeline"])):
+    for name in getattr(diffusers, about["pipeline"])._optional_components:  # which it lacks
         index.setdefault(name, [None, None])
     _write(folder / PIPELINE, {**index, **about.get("values", {})})
-
-
-def _optional(kind: Any) -> list[str]:
-    """Parts that a pipeline may lack: its class asks for them, and they are listed as absent."""
-    return list(kind._optional_components)
 
 
 def _reader(part: Mapping[str, Any]) -> Any:

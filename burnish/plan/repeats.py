@@ -5,10 +5,10 @@ What follows the first one of a kind gives tensors of the same shapes, and costs
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from burnish.models.lora import AsInForward
-from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak
+from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak, key_of, storage_of
 from burnish.plan.fakes import is_fake
 
 LEAST = 3  # blocks of a kind, from which on it pays to compute one of them
@@ -36,6 +35,14 @@ class Like:
     dtype: torch.dtype
     fake: bool
     learned: bool  # whether it needs a gradient
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """Of a tensor; other values as they are."""
+        if not isinstance(value, Tensor):
+            return value
+        fake = is_fake(value)
+        return cls(value.shape, value.stride() if fake else (), value.dtype, fake, value.requires_grad)
 
     def __call__(self) -> Tensor:
         if self.fake:
@@ -53,62 +60,18 @@ class Part(Like):
     offset: int
 
 
-@dataclass(frozen=True)
-class Argument:
-    """An argument that is returned."""
-
-    number: int
-
-
-def _described(value: Any) -> Any:
-    """A tensor as what makes another one like it; other values as they are."""
-    if not isinstance(value, Tensor):
-        return value
-    fake = is_fake(value)
-    return Like(value.shape, value.stride() if fake else (), value.dtype, fake, value.requires_grad)
-
-
-def _returned(value: Any, places: dict[int, int], leaves: Sequence[Any]) -> Any:
-    """The same of what a call returns, which may be an argument, or share its memory with others."""
-    if not is_fake(value):
-        return _described(value)
-    place, memory = _place(value), value.untyped_storage().nbytes()
-    if place in places and value.shape == leaves[places[place]].shape:
-        return Argument(places[place])
-    if memory == value.nbytes:
-        return _described(value)
-    return Part(
-        **vars(_described(value)), place=place, count=memory // value.itemsize, offset=int(value.storage_offset())
-    )
-
-
-def _place(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _shapes(value: Any) -> Any:
-    """What tells calls apart that need other memory: tensors without values, and simple values; times are none."""
-    if isinstance(value, Tensor | nn.Module):
-        return _described(value) if isinstance(value, Tensor) else id(value)
-    if isinstance(value, int | float | str | bool):
-        return value
-    if isinstance(value, list | tuple) and any(isinstance(one, Tensor | list | tuple) for one in value):
-        return tuple(map(_shapes, value))
-    if isinstance(value, tuple):
-        return tuple(map(_shapes, value))
-    return len(value) if hasattr(value, "__len__") else type(value)
-
-
 @dataclass
-class Calls:
+class Cost:
     """What calls of a kind give, and cost."""
 
-    outputs: list[Any]  # values, what makes tensors, or the arguments that are returned
+    outputs: list[Any]  # values, or what makes tensors
     tree: Any
+    returned: dict[int, int]  # outputs that are arguments, by their numbers
     forward: Peak
     kept: int  # bytes that are left behind, or wait for the backward pass
     inputs: list[int]  # arguments that wait for it
-    backward: dict[Any, tuple[Peak, list[Any]]] = field(default_factory=dict)  # passes, and what makes their gradients
+    backward: Peak = field(default_factory=Peak)
+    gradients: list[Any] = field(default_factory=list)  # what makes those of arguments and weights
 
     def made(self) -> list[Tensor]:
         """The tensors among the outputs, of which some are parts of the same memory."""
@@ -123,11 +86,32 @@ class Calls:
                 found.append(one())
         return found
 
-    def returned(self, made: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
+    def result(self, made: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
         """What a call returns, of its arguments and of tensors that were made for it."""
         tensors = iter(made)
         found = [next(tensors) if isinstance(one, Like) else one for one in self.outputs]
-        return tree_unflatten([leaves[one.number] if isinstance(one, Argument) else one for one in found], self.tree)
+        for place, number in self.returned.items():
+            found[place] = leaves[number]
+        return tree_unflatten(found, self.tree)
+
+
+def _output(value: Any) -> Any:
+    """What makes an output of a call, which may share its memory with others."""
+    kind = Like.of(value)
+    if not is_fake(value) or (memory := storage_of(value).nbytes()) == value.nbytes:
+        return kind
+    return Part(**vars(kind), place=key_of(value), count=memory // value.itemsize, offset=int(value.storage_offset()))
+
+
+def _shapes(value: Any) -> Any:
+    """What tells calls apart that need other memory: tensors without values, and simple values; times are none."""
+    if isinstance(value, nn.Module):
+        return id(value)
+    if isinstance(value, Tensor | int | float | str | bool):
+        return Like.of(value)
+    if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(one, Tensor | list) for one in value)):
+        return tuple(map(_shapes, value))
+    return len(value) if hasattr(value, "__len__") else type(value)
 
 
 class Once:
@@ -139,37 +123,51 @@ class Once:
         """Args: ``held`` is what else than the shapes of arguments tells calls apart that need other memory."""
         update_wrapper(self, function)
         self.function, self.counter, self.held = function, counter, held
-        self.known: dict[Any, Calls] = {}
+        self.known: dict[Any, Cost] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() or any(map(_is_cache, (*args, *kwargs.values()))):
             return self.function(*args, **kwargs)
-        leaves = tree_leaves((args, kwargs))
+        leaves, tree = tree_flatten((args, kwargs))
         key = self.held(), _shapes((args, tuple(kwargs.values())))
-        if key not in self.known:
-            self.known[key], found = self._first(leaves, args, kwargs)
-            return found
-        self.counter.repeated(self.known[key].forward)
-        return self.known[key].returned(self.known[key].made(), leaves)
+        return self.repeated(key, leaves, tree)
 
-    def _first(self, leaves: Sequence[Any], args: Any, kwargs: Any, *, again: bool = False) -> tuple[Calls, Any]:
-        """The first call of a kind; for its backward pass nothing waits if it is done ``again`` there."""
-        places = {_place(leaf): number for number, leaf in enumerate(leaves) if is_fake(leaf)}
+    def repeated(self, key: Any, leaves: Sequence[Any], tree: Any, most: float = math.inf) -> Any:
+        """What a call without gradients returns; it is computed once if it leaves at most so many bytes behind."""
+        if key in self.known:
+            cost = self.known[key]
+            self.counter.repeated(cost.forward)
+            return cost.result(cost.made(), leaves)
+        cost, found = self.measured(self.function, leaves, tree)
+        if cost.kept <= most:
+            self.known[key] = cost
+        return found
+
+    def measured(self, function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> tuple[Cost, Any]:
+        """What a call costs, and what it returns."""
+        places = {key_of(leaf): number for number, leaf in enumerate(leaves) if is_fake(leaf)}
         waiting = set[int]()
 
-        def waits(value: Tensor) -> Any:
-            waiting.add(_place(value))
-            return None if again else value.untyped_storage()  # a tensor would hold the graph that holds it
+        def waits(value: Tensor) -> Tensor:
+            waiting.add(key_of(value))
+            return value.detach()  # itself would hold the graph that holds it
 
+        args, kwargs = tree_unflatten(leaves, tree)
         with saved_tensors_hooks(waits, lambda value: value), self.counter.span() as span:
             before = self.counter.live
-            found = self.function(*args, **kwargs)
-            values, shape = tree_flatten(found)
-            outputs = [_returned(value, places, leaves) for value in values]
-            fresh = [one for one, kind in zip(values, outputs, strict=True) if isinstance(kind, Like) and kind.fake]
-            kept = self.counter.live - before - self.counter.held(fresh)
-        inputs = [] if again else [number for place, number in places.items() if place in waiting]
-        return Calls(outputs, shape, span, kept, inputs), found
+            found = function(*args, **kwargs)
+            kept = self.counter.live - before
+        values, shape = tree_flatten(found)
+        arguments = {}
+        for place, value in enumerate(values):
+            number = places.get(key_of(value)) if is_fake(value) else None
+            if number is not None and value.shape == leaves[number].shape:
+                arguments[place] = number
+        outputs = [None if place in arguments else _output(value) for place, value in enumerate(values)]
+        fresh = [one for one, kind in zip(values, outputs, strict=True) if isinstance(kind, Like) and kind.fake]
+        kept -= self.counter.held(fresh)
+        inputs = [number for place, number in places.items() if place in waiting]
+        return Cost(outputs, shape, arguments, span, kept, inputs), found
 
 
 def _is_cache(value: Any) -> bool:
@@ -202,7 +200,7 @@ def repeat_blocks(network: nn.Module, counter: LiveBytes, *, recomputed: bool = 
     for child in network.children():
         alike[_kind(child) if isinstance(network, nn.ModuleList) else id(child)].append(child)
     for blocks in alike.values():
-        known: dict[Any, Calls] = {}
+        known: dict[Any, Cost] = {}
         for block in blocks:
             if len(blocks) < LEAST:
                 repeat_blocks(block, counter, recomputed=recomputed)
@@ -229,16 +227,18 @@ def _plain(name: str, value: Any) -> bool:
 class Block(Once):
     """The forward pass of a block: the first one of its kind computes, and so does the first backward pass."""
 
-    def __init__(self, block: nn.Module, counter: LiveBytes, known: dict[Any, Calls], *, recomputed: bool) -> None:
+    def __init__(self, block: nn.Module, counter: LiveBytes, known: dict[Any, Cost], *, recomputed: bool) -> None:
         """Args: ``known`` are the calls of blocks of this kind, which may be ``recomputed`` by themselves."""
         super().__init__(block.forward, counter, self._adapters)
-        self.block, self.known, self.as_in_forward = block, known, AsInForward(block)
+        self.block, self.known = block, known
         self.recomputed = recomputed and not hasattr(block, "gradient_checkpointing")  # else by its own forward
         self.adapted: list[Any] = [module for module in block.modules() if hasattr(module, "disable_adapters")]
 
     def _adapters(self) -> Any:
-        casts = [getattr(layer, "cast", None) is not None for layer in self.adapted]
-        return casts, [(layer.disable_adapters, *layer.active_adapters) for layer in self.adapted]
+        return str([
+            (getattr(layer, "cast", None) is None, layer.disable_adapters, layer.active_adapters)
+            for layer in self.adapted
+        ])  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         regions = _recomputing() if torch.is_grad_enabled() else 0
@@ -246,109 +246,80 @@ class Block(Once):
         if filled or regions > self.recomputed:  # lists may be changed; more than this block may be recomputed at once
             return self.function(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
-        again = regions > 0
-        learns = torch.is_grad_enabled(), again, torch.is_autocast_enabled("cpu")
-        key = str(self.held()), learns, _shapes((args, tuple(kwargs.values())))
-        if key not in self.known:
-            calls, found = self._first(leaves, args, kwargs, again=again)
-            if not torch.is_grad_enabled():
-                if calls.kept <= 0:  # nor does the next one leave anything behind
-                    self.known[key] = calls
-                return found
-            del found
-            if calls.kept > 0:
-                with self.counter.quiet():  # without what the first call made for all that follow
-                    calls = self._first(leaves, args, kwargs, again=again)[0]
-            self.known[key] = calls
-        else:
-            self.counter.repeated(self.known[key].forward)
-        calls, learned = self.known[key], self.learned(leaves) if torch.is_grad_enabled() else []
+        learned = self.learned(leaves) if torch.is_grad_enabled() else []
+        precision = torch.is_autocast_enabled("cpu")
+        key = self.held(), bool(learned), regions, precision, _shapes((args, tuple(kwargs.values())))
         if not learned:
-            return calls.returned(calls.made(), leaves)
-        held = leaves if again else [leaves[number] for number in calls.inputs]
-        call = Call(self, calls, [_described(leaf) if is_fake(leaf) else leaf for leaf in leaves], tree, again, held)
-        return calls.returned(_Repeated.apply(call, *learned), leaves)  # type: ignore[no-untyped-call]
+            return self.repeated(key, leaves, tree, most=0)  # else the next one leaves something behind, too
+        if key in self.known:
+            self.counter.repeated(self.known[key].forward)
+        else:
+            self.known[key] = self._with_gradients(leaves, tree, again=regions > 0)
+        cost = self.known[key]
+        held = leaves if regions else [leaves[number] for number in cost.inputs]
+        return cost.result(_Repeated.apply(self.counter, cost, held, *learned), leaves)  # type: ignore[no-untyped-call]
 
     def learned(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Arguments and weights that need a gradient."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [one for one in (*tensors, *self.block.parameters()) if one.requires_grad]
 
+    def _with_gradients(self, leaves: Sequence[Any], tree: Any, *, again: bool) -> Cost:
+        """What a forward and a backward pass cost, in which the forward pass may be done again."""
+        function = partial(checkpoint, self.function, use_reentrant=False, preserve_rng_state=False)
+        own = [leaf.detach().requires_grad_() if _learns(leaf) else leaf for leaf in leaves]
+        run = partial(self.measured, function if again else self.function, own, tree)
+        run()  # makes what all that follow have, too
+        with self.counter.quiet():
+            cost, found = run()
+            outputs = zip(cost.outputs, tree_flatten(found)[0], strict=True)
+            values = [value for kind, value in outputs if isinstance(kind, Like) and kind.learned]
+            slopes = [Like.of(torch.empty_like(value)) for value in values]
+            end, one = _End.apply(slopes, *values), torch.ones(())  # type: ignore[no-untyped-call]
+            del found, outputs, values
+            with self.counter.span() as cost.backward:
+                made = torch.autograd.grad(end, self.learned(own), one, allow_unused=True)
+                cost.gradients = list(map(Like.of, made))
+                del made
+        return cost
 
-@dataclass
-class Call:
-    """A call of a block that has a backward pass."""
 
-    block: Block
-    calls: Calls
-    leaves: Any  # of its arguments
-    tree: Any
-    again: bool  # whether its forward pass is done again in its backward pass
-    held: Any  # what waits for that: arguments, and all else as one tensor
-
-    def __post_init__(self) -> None:
-        self.precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.adapter = self.block.as_in_forward()[1] if self.block.adapted else nullcontext()
-        if self.calls.kept > 0:
-            self.held = *self.held, torch.empty(self.calls.kept, dtype=torch.uint8)
-
-    def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of arguments and weights."""
-        counter, known = self.block.counter, self.calls.backward
-        given = tuple(one is not None for one in gradients)
-        if given not in known:
-            with counter.quiet(), self.adapter:
-                known[given] = self._compute(gradients)
-        span, kinds = known[given]
-        counter.repeated(span)
-        self.held = self.leaves = None
-        with counter.quiet():
-            return [kind and kind() for kind in kinds]
-
-    def _compute(self, gradients: Sequence[Tensor | None]) -> tuple[Peak, list[Any]]:
-        enabled, dtype = self.precision
-        leaves = [leaf().requires_grad_(leaf.learned) if isinstance(leaf, Like) else leaf for leaf in self.leaves]
-        args, kwargs = tree_unflatten(leaves, self.tree)
-        run = partial(checkpoint, self.block.function, use_reentrant=False) if self.again else self.block.function
-        with torch.enable_grad(), torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
-            found = zip(tree_flatten(run(*args, **kwargs))[0], self.calls.outputs, strict=True)
-            slopes = list(map(_described, gradients))
-            end = _End.apply(slopes, *(one for one, kind in found if isinstance(kind, Like)))  # type: ignore[no-untyped-call]
-            del found
-        one = torch.ones(())
-        with self.block.counter.span() as span:
-            made = torch.autograd.grad(end, self.block.learned(leaves), one, allow_unused=True)
-            kinds = list(map(_described, made))
-            del made
-        there = self.block.counter.held(slope for slope in gradients if slope is not None)
-        span.total -= there
-        span.parts[ACTIVATIONS] = span.parts.get(ACTIVATIONS, 0) - there
-        return span, kinds
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 class _End(torch.autograd.Function):
     """A number, whose backward pass begins with these gradients and holds them no longer than an engine does."""
 
     @staticmethod
-    def forward(ctx: Any, slopes: Sequence[Any], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, slopes: Sequence[Like], *tensors: Tensor) -> Tensor:
         ctx.slopes = slopes
         return torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(one and one() for one in ctx.slopes)
+        return None, *(slope() for slope in ctx.slopes)
 
 
 class _Repeated(torch.autograd.Function):
+    """The outputs of a block that costs what another one did, of what is learned in it; ``held`` waits with it."""
+
     @staticmethod
-    def forward(ctx: Any, call: Call, *learned: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, counter: LiveBytes, cost: Cost, held: Sequence[Any], *learned: Tensor) -> tuple[Tensor, ...]:
+        ctx.counter, ctx.cost = counter, cost
+        ctx.held = [*held, torch.empty(max(cost.kept, 0), dtype=torch.uint8)]
         ctx.set_materialize_grads(False)
-        made = call.calls.made()
-        kinds = [kind for kind in call.calls.outputs if isinstance(kind, Like)]
+        made = cost.made()
+        kinds = [kind for kind in cost.outputs if isinstance(kind, Like)]
         ctx.mark_non_differentiable(*(one for one, kind in zip(made, kinds, strict=True) if not kind.learned))
         return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *ctx.call.backward(gradients)
+        there = ctx.counter.held(one for one in gradients if one is not None)  # by the engine
+        span: Peak = ctx.cost.backward
+        parts = span.parts | {ACTIVATIONS: span.parts.get(ACTIVATIONS, 0) - there}
+        ctx.counter.repeated(replace(span, total=span.total - there, parts=parts))
+        del ctx.held
+        with ctx.counter.quiet():
+            return None, None, None, *(kind and kind() for kind in ctx.cost.gradients)
