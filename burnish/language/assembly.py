@@ -172,7 +172,7 @@ class LanguageAssembly(Assembly):
         return ResponseRollouts(
             self.engine, self.scorer, self.needs,
             sampling=rollout_sampling(self.config), environment=self.config.environment, watch=self.watch,
-            check_cancelled=self.stop.check, files=self.sample_files,
+            check_cancelled=self.stop.check, files=self.sample_files, ahead=self.config.async_rollout,
         )  # fmt: skip
 
     @cached_property

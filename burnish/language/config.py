@@ -216,7 +216,20 @@ class LanguageConfig(RunConfig):
 
     def _of_engine(self) -> Rules:
         rollout, vllm = self.rollout, self.rollout.vllm
+        partial, writes = self.async_rollout.partial, f"async_rollout.partial is {self.async_rollout.partial}, but"
         return [
+            (
+                partial is not None and partial >= rollout.max_new_tokens,
+                f"{writes} rollout.max_new_tokens is {rollout.max_new_tokens}: no response is put aside; lower it",
+            ),
+            (
+                partial is not None and self.environment is not None,
+                f"{writes} environment.name is given, whose dialogues are not put aside; leave one of them out",
+            ),
+            (
+                partial is not None and vllm is not None,
+                f"{writes} rollout.engine is vllm, which puts nothing aside; leave one of them out",
+            ),
             (
                 (rollout.engine == "vllm") != (vllm is not None),
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "

@@ -62,7 +62,7 @@ class FastDecoder:
         self.layers = rows.fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
-        last = max((p for p in self.prompts.next_position), default=0) + rows.longest
+        last = rows.longest_after(self.prompts.next_position)
         positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
         # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
@@ -73,7 +73,7 @@ class FastDecoder:
             layers=len(self.layers.layers),
             rows=capacity,
             pairs=self.layers.pairs,
-            longest=max(self.prompts.lengths[rows.index[row]] for row in rows.waiting) + rows.longest,
+            longest=rows.longest_after(self.prompts.lengths),
             width=self.layers.width,
             dtype=self.layers.compute,
             device=self.device,

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from burnish.language.model.forwards import Conversation
 from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered, to_device
-from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 from burnish.utils.errors import UserError
 
 BLOCK = 512  # tokens of a large vocabulary that are summed together
@@ -150,6 +151,7 @@ def decode(
     on_ended: Ended | None = None,
     turn: Turn | None = None,
     fused: list[Any] | None = None,
+    partial: Sequence[PartialResponse] = (),
 ) -> Completion:
     """Sample one response per row.
 
@@ -164,11 +166,13 @@ def decode(
         keys: [B] 63-bit numbers (:func:`burnish.utils.random.key` of seed, purpose, update, prompt and sample).
         sampling: temperature, filters and limits.
         batch_size: rows that are decoded at once; changes speed and memory only.
-        limits: [B] largest length of each response, if not ``sampling.max_new_tokens``.
+        limits: [B] largest length of each response, if not ``sampling.max_new_tokens``. One that stops there and goes
+            on later, as ``partial``, draws what it would have drawn.
         check_cancelled: called before every token; it raises to stop.
         on_ended: called with rows as soon as they end, each once, while the others go on.
         turn: which conversations the rows are, so that one computes what was said since its last turn alone.
         fused: what the first of several calls with the same weights keeps for the others.
+        partial: [B] what there is of the responses, which is read with their prompts; nothing if none are given.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
@@ -176,11 +180,27 @@ def decode(
     with torch.inference_mode():
         rows = DecodingRows(
             model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
-            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused,
+            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused, partial=partial,
         )  # fmt: skip
         if rows.waiting:
             model.decode_rows(network, rows, batch_size=batch_size, check_cancelled=check_cancelled)
     return rows.completion()
+
+
+def with_partial(
+    model: LanguageModel, prompts: Encoded, index: Sequence[int], partial: Sequence[PartialResponse]
+) -> tuple[Encoded, list[int]]:
+    """Prompts and the index of each row's: responses that go on stand behind theirs, as prompts of their own."""
+    table, places = [prompts], list(index)
+    for row, own in enumerate(partial):
+        if len(own.ids):
+            one = prompts.select([index[row]])
+            longer = Conversation(one.ids[0], one.features[0]).followed_by(own.ids, model.capabilities.fill)
+            further = one.next_position[0] + torch.arange(len(own.ids)).expand(len(one.positions[0]), -1)
+            places[row] = len(prompts) + len(table) - 1
+            positions = torch.cat([one.positions[0], further], 1)
+            table.append(Encoded(ids=[longer.ids], positions=[positions], features=[longer.features]))
+    return Encoded.cat(table), places
 
 
 class Live:
@@ -221,31 +241,45 @@ class DecodingRows:
         on_ended: Ended | None,
         turn: Turn | None,
         fused: list[Any],
+        partial: Sequence[PartialResponse],
     ) -> None:
         """See ``decode``."""
-        self.model, self.prompts, self.index, self.sampling = model, prompts, list(index), sampling
+        self.model, self.asked, self.sampling = model, (prompts, list(index)), sampling
+        self.prompts, self.index = with_partial(model, prompts, index, partial)  # what is prefilled
         self.device, self.on_ended, self.turn, self.fused = device, on_ended, turn, fused
         self.banned, self.stops = model.banned.to(device), torch.tensor(model.stop, device=device)
         count, longest = len(self.index), sampling.max_new_tokens
         self.limits = [longest] * count if limits is None else list(limits)
         self.longest = longest = max(self.limits, default=0)
-        self.waiting = [row for row, limit in enumerate(self.limits) if limit > 0]
+        self.written = [len(own.ids) for own in partial] or [0] * count
+        self.waiting = [row for row, limit in enumerate(self.limits) if limit > self.written[row]]
         self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
         self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
         self.logprob = torch.zeros(count, longest + 1, device=device)
         self.length = torch.zeros(count, dtype=torch.long, device=device)
         self.finished = torch.zeros(count, dtype=torch.bool, device=device)
+        if partial:
+            known = zip(*((own.ids, own.logprob) for own in partial), strict=True)
+            for table, parts in zip((self.ids, self.logprob), known, strict=True):
+                there = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
+                table[:, : there.shape[1]] = to_device(there, device)
+            self.length += to_device(torch.tensor(self.written), device)
+            self.finished |= to_device(torch.tensor([own.finished for own in partial]), device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
         self._unseen = self._since = 0  # tokens since somebody looked at rows, and since some entered
 
+    def longest_after(self, ends: Sequence[int]) -> int:
+        """Where the longest response ends, by where each prompt does."""
+        return max(ends[self.index[row]] - self.written[row] for row in self.waiting) + self.longest
+
     def enter(self, batch: Sequence[int], live: Live) -> None:
         """Begin to decode some rows."""
         first = [self.prompts.next_position[self.index[row]] for row in batch]
-        nothing, limits = [0] * len(batch), [self.limits[row] for row in batch]
-        numbers = torch.tensor([batch, nothing, first, limits, nothing])
+        written, limits = [self.written[row] for row in batch], [self.limits[row] for row in batch]
+        numbers = torch.tensor([batch, written, first, limits, [0] * len(batch)])
         new = slice(live.size, live.size + len(batch))
         live.numbers[:, new], live.flags[:, new] = to_device(numbers, self.device), False
         live.resize(new.stop)
@@ -373,9 +407,9 @@ class DecodingRows:
                 f"{broken} of {len(mask)} responses have NaN or infinite log-probs: the policy has diverged. Lower "
                 "optimizer.lr or optimizer.weight_decay, and resume from the last checkpoint"
             )
-        prompts = Gathered(table=self.prompts, index=torch.tensor(self.index, dtype=torch.long))
+        prompts, index = self.asked
         return Completion.of_text(
-            prompts,
+            Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long)),
             self.ids[:, :longest].clone().cpu() * mask,
             length,
             axes=self.model.axes,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.environments.base import Environment
@@ -25,6 +26,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
 from burnish.metrics import Stopwatch
+from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.language import SamplingOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
@@ -33,7 +35,7 @@ from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded
+from burnish.types.completion import Completion, Encoded, PartialResponse
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.types.samples import Quote
@@ -48,6 +50,15 @@ class ResponseJob(Job):
     sampling: Sampling
     # gets rows and their responses as soon as they end, while others go on
     finished: Callable[[Sequence[int], Sequence[Response]], None] | None = None
+    limits: Sequence[int] | None = None  # [B] largest length of each response, where there is ``partial``
+    partial: Sequence[PartialResponse] = ()  # [B] what there is of responses that go on, where any do
+
+    def keys(self, seed: int) -> list[tuple[random.Part, ...]]:
+        if not self.partial:
+            return super().keys(seed)
+        return [
+            (seed, self.purpose, own.update, prompt.uid) for prompt, own in zip(self.prompts, self.partial, strict=True)
+        ]
 
     def greedy(self) -> ResponseJob:
         """The greedy response to each of the prompts, once."""
@@ -60,7 +71,8 @@ class ResponseJob(Job):
         )  # fmt: skip
 
 
-# samples a response to each of some conversations: prompts, index, keys, and limits, on_ended and turn of ``decode``
+# samples a response to each of some conversations: prompts, index, keys, and limits, on_ended, turn and partial of
+# ``decode``
 Respond = Callable[..., Completion]
 
 
@@ -93,7 +105,8 @@ class ResponseEngine:
 
         with self.responding(job) as respond:
             on_ended = None if finished is None else tell
-            completion = respond(prompts.table, prompts.index.tolist(), keys, on_ended=on_ended)
+            more = {"limits": job.limits, "partial": job.partial} if job.partial else {}
+            completion = respond(prompts.table, prompts.index.tolist(), keys, on_ended=on_ended, **more)
         rows = zip(completion.ids, completion.mask, completion.finished.tolist(), strict=True)
         return completion, [
             known.get(row) or Response(model.decode(ids[mask].tolist()), finished=ended)
@@ -178,6 +191,7 @@ class ResponseRollouts:
     sampling: Sampling
     environment: Environment | None
     watch: Stopwatch
+    ahead: AsyncRolloutOptions
     files: SampleFiles | None = None  # where samples are kept
     check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
@@ -186,14 +200,11 @@ class ResponseRollouts:
         longest, turns = self.sampling.max_new_tokens, 0
         if self.environment is not None:
             longest, turns = self.environment.longest(longest), self.environment.max_turns
-        job = ResponseJob(
-            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
-            update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
-        )  # fmt: skip
         if request.ahead:
             self.engine.ahead(request.ahead)
         with self.watch("gen"):
-            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
+            request, trace, responses, scoring, put_aside = self._sampled(request)
+        job, older = self._job(request), [own for own in request.partial if own is not None]
         with self.watch("reward"):
             scores = scoring.scores(self.check_cancelled)
         scores, ran = settled(scores, job.group)
@@ -203,9 +214,10 @@ class ResponseRollouts:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
-                | tokens[row] | chosen_columns(trace, row),
+                | tokens[row] | chosen_columns(trace, row) | begun_columns(request.partial[row]),
                 version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
+        aged = {} if self.ahead.partial is None else ages(request, trace, put_aside)
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
         dialogues = float(sum(response.dialogue is not None for response in responses))
         return ScoredResponses(
@@ -219,15 +231,56 @@ class ResponseRollouts:
             steps=self._steps(trace, responses, scores),
             limit=longest,
             update=request.update,
-            version=request.version,
+            version=min([request.version, *(int(own.version[0]) for own in older)]),
             seed=self.engine.seed,
-            metrics=self.engine.metrics | spoken,
-            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
+            metrics=self.engine.metrics | spoken | {name: value for name, (value, _) in aged.items()},
+            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))}
+            | {name: count for name, (_, count) in aged.items()},
             failures=failures_of(job.prompts, job.sample, scores),
             execution=ran,
             stats=response_stats(trace, [response.full_text for response in responses]),
             quotes=list(_quotes(job, responses, scores)),
+            put_aside=put_aside,
         )
+
+    def _job(self, request: RolloutRequest) -> ResponseJob:
+        return ResponseJob(
+            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
+            update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
+        )  # fmt: skip
+
+    def _sampled(
+        self, request: RolloutRequest
+    ) -> tuple[RolloutRequest, Completion, list[Response], Collector, list[RolloutRequest]]:
+        """Samples of a request; where responses may go on later, of its complete groups, and what goes on."""
+        job, longest = self._job(request), self.sampling.max_new_tokens
+        if self.ahead.partial is None and not any(request.partial):
+            return request, *sampled_for(job, self.engine, self.scorer), []
+        written = [own or PartialResponse(update=request.update) for own in request.partial]
+        limits = [self._limit(request, own) for own in written]
+        trace, responses = self.engine.sample(replace(job, partial=written, limits=limits))
+        goes_on = torch.isin(job.group, job.group[~trace.finished & (trace.length < longest)])
+        rest, rows = goes_on.nonzero().flatten().tolist(), (~goes_on).nonzero().flatten().tolist()
+        now: list[PartialResponse | None] = [so_far(written[row], trace, row, request.version) for row in rest]
+        put_aside = [replace(request.select(rest), partial=now, ahead=[])] if rest else []
+        request, trace, responses = request.select(rows), trace.select(rows), [responses[row] for row in rows]
+        scoring = collector(self._job(request), self.scorer, one_by_one=True)
+        submit(scoring, self.scorer, trace, responses)
+        return request, trace, responses, scoring, put_aside
+
+    def _limit(self, request: RolloutRequest, written: PartialResponse) -> int:
+        """Tokens of a response at the end of a batch.
+
+        They are a number of its own, and not what others need: so it is the same whoever samples it beside which
+        others. It is written to its end where it would be too old for the next update.
+        """
+        longest, partial = self.sampling.max_new_tokens, self.ahead.partial
+        if written.finished:
+            return len(written.ids)
+        oldest = min([request.version, *written.version[:1].tolist()])
+        if partial is None or request.update - oldest > self.ahead.staleness:
+            return longest
+        return min(len(written.ids) + partial, longest)
 
     def _steps(self, trace: Completion, responses: Sequence[Response], scores: Scores) -> list[StepRewards]:
         """What of the rewards belongs to steps, by the number of tokens up to the end of each."""
@@ -247,7 +300,7 @@ class ResponseRollouts:
 
     def _greedy(self, job: ResponseJob) -> torch.Tensor:
         """Reward of the greedy response to each row's prompt, [B]; NaN where it is missing or not needed."""
-        if not self.needs.greedy:
+        if not self.needs.greedy or not job.prompts:
             return torch.full((len(job.prompts),), torch.nan)
         with self.watch("gen"):
             _, _, scoring = sampled_for(job.greedy(), self.engine, self.scorer)
@@ -307,6 +360,11 @@ def chosen_columns(trace: Completion, row: int) -> dict[str, Any]:
     return {"token_ids": trace.ids[row, mask].tolist(), "logprobs": trace.logprob[row, mask].tolist()}
 
 
+def begun_columns(written: PartialResponse | None) -> dict[str, Any]:
+    """When a response that went on was begun, as columns of a record: the update, and the version of the weights."""
+    return {} if written is None else {"drawn_for": written.update, "version": int(written.version[0])}
+
+
 def response_columns(response: Response, tokens: int) -> dict[str, Any]:
     """A response as columns of a record."""
     return {
@@ -325,11 +383,41 @@ def sampled_for(
     scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), fields_required(scorer.rewards)
     # what some rewards ask for is only known when all have ended
     trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
+    submit(scoring, scorer, trace, responses)
+    return trace, responses, scoring
+
+
+def submit(scoring: Collector, scorer: Scorer, trace: Completion, responses: Sequence[Response]) -> None:
+    """Give responses to whoever scores them, with what rewards ask for beside."""
     inputs: dict[str, list[Any]] = {}
-    if "response_ids" in asked:
+    if "response_ids" in fields_required(scorer.rewards):
         inputs["response_ids"] = [trace.ids[row, chosen_last(trace, row)].tolist() for row in range(len(trace))]
     scoring.add(range(len(responses)), responses, inputs)
-    return trace, responses, scoring
+
+
+def so_far(written: PartialResponse, trace: Completion, row: int, version: int) -> PartialResponse:
+    """What there is of a response that has been written on by weights of a version."""
+    length = int(trace.length[row])
+    return replace(
+        written, ids=trace.ids[row, :length].clone(), logprob=trace.logprob[row, :length].clone(),
+        version=F.pad(written.version, (0, length - len(written.version)), value=version),
+        finished=bool(trace.finished[row]),
+    )  # fmt: skip
+
+
+def ages(
+    request: RolloutRequest, trace: Completion, put_aside: Sequence[RolloutRequest]
+) -> dict[str, tuple[float, float]]:
+    """Metrics of responses that weights of several versions wrote, and the number of values behind each."""
+    older = [own for own in request.partial if own is not None]
+    tokens, rows = float(trace.length.sum()), float(len(request) + sum(map(len, put_aside)))
+    updates = sum(float((request.version - own.version).sum()) for own in older)
+    resumed = sum(len(own.ids) for own in older)
+    return {
+        "pipeline/staleness/mean": (request.update - 1 - request.version + updates / max(tokens, 1), tokens),
+        "pipeline/partial/resumed": (resumed / max(tokens, 1), tokens),
+        "pipeline/partial/put_aside": (1 - len(request) / rows, rows),
+    }
 
 
 def rollout_sampling(config: LanguageConfig) -> Sampling:

@@ -96,8 +96,6 @@ class RayOptions:
     init: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ray.init, by name. runtime_env is the environment of the workers: env_vars, working_dir, pip
     and so on."""
-    timeline: str | None = None
-    """File for Ray's timeline, written when the run ends, for chrome://tracing or Perfetto; null writes none."""
     placement_timeout: Seconds = 300.0
     """Seconds to wait until the cluster has free resources for the pools: at the start, and after a machine is lost."""
     start_timeout: Seconds = 900.0
@@ -137,7 +135,17 @@ class AsyncRolloutOptions:
     is fully asynchronous. More than 0 needs runtime=ray."""
     max_staleness: Annotated[Whole | None, MayChange(), ReadIf("depth")] = None
     """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
-    become older is not started; those of a checkpoint are trained on, however old. null uses depth."""
+    become older is not started; those of a checkpoint are trained on, however old. null uses depth, and one more with
+    partial."""
+    partial: Annotated[Count | None, ReadIf("depth")] = None
+    """Partial rollouts of language models: tokens that a response gets with a batch. A longer one is put aside and goes
+    on with the next batch, under newer weights; its prompt is trained on once all of its responses are complete.
+    max_staleness - depth times at most, then it is written to its end. null writes all responses to their ends."""
+
+    @property
+    def staleness(self) -> int:
+        """Most policy updates between the weights that wrote a token and those that train on it."""
+        return self.depth + (self.partial is not None) if self.max_staleness is None else self.max_staleness
 
     @property
     def lag(self) -> int:
@@ -146,7 +154,17 @@ class AsyncRolloutOptions:
 
     def contradictions(self, run: RunConfig) -> Rules:
         depth, what = self.depth, f"async_rollout.depth is {self.depth}, but"
+        partial, writes = self.partial is not None, f"async_rollout.partial is {self.partial}, but"
         return [
+            (
+                partial and self.staleness <= depth,
+                f"{writes} async_rollout.max_staleness is {self.max_staleness}: a response that goes on is trained on "
+                f"after more updates; set async_rollout.max_staleness={depth + 1} or more, or leave it out",
+            ),
+            (
+                partial and run.task == "text-to-image",
+                f"{writes} {run.algorithm.name} trains on images, which are not put aside; leave it out",
+            ),
             (
                 depth and run.runtime == "local",
                 f"{what} runtime is local, and one process can't sample while it trains; set runtime=ray and "

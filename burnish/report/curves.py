@@ -109,7 +109,7 @@ EXPLAINED = {  # the first pattern that matches
     "perf/mfu/*": "model FLOPs utilisation, as a fraction of the GPU's peak",
     "pipeline/staleness/*": "updates between the weights that sampled and those that are trained",
     "pipeline/idle_share/*": "fraction of the time in which it waited",
-    "pipeline/dropped_batches": "batches that were too old to be trained on",
+    "pipeline/partial/*": "shares of responses that are put aside, and of tokens that were",
 }
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Condition
 from typing import Any, Protocol
 
@@ -52,10 +51,14 @@ class AsyncRolloutWorker(Protocol):
         """Start on a request as soon as there is capacity for it."""
 
 
-class Filling:
-    """A batch that is requested in rounds until enough groups have different rewards, in a thread of its own.
+Behind = tuple[int, list[RolloutRequest]]  # a batch: where the stream stands, and what was put aside
 
-    It begins when the batch before it is full, since both take their prompts from one stream.
+
+class Filling:
+    """A batch that needs the one before it, in a thread of its own.
+
+    It goes on with what that has put aside, or is requested in rounds until enough groups have different rewards: both
+    take their prompts from one stream.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class Filling:
         version: int,
         timeout: float,
         before: Filling | None,
+        after: Behind,
     ) -> None:
         self.rollout_worker, self.schedule, self.update, self.version = rollout_worker, schedule, update, version
         self.seconds = 0.0
-        self.after = 0  # where the stream stands behind it
-        assert schedule.filtering is not None, "one round makes a batch full"
-        self._round, self._rounds = timeout, schedule.filtering.max_num_gen_batches
+        self.after = after  # of those before the first one, until it is finished
+        self._round, self._rounds = timeout, schedule.rounds
         self._patience = timeout * self._rounds  # seconds until it is full
         if before is not None and not before._future.done():
             self._patience += before._patience
@@ -87,12 +90,13 @@ class Filling:
         try:
             if before is not None:
                 before._future.result(before._patience)
-            rollouts = self.schedule.filled(self._generate, self.update, self.version)
-            self.after = self.schedule.stream.position
+                self.after = before.after
+            rollouts = self.schedule.filled(self._generate, self.update, self.version, self.after[1])
+            self.after = self.schedule.stream.position, rollouts.put_aside
         except BaseException as error:
             self._future.set_exception(error)  # raised where the batch is waited for
         else:
-            self._future.set_result(rollouts)
+            self._future.set_result(replace(rollouts, put_aside=[]))
 
     def _generate(self, request: RolloutRequest) -> Any:
         if self.abandoned:
@@ -110,7 +114,7 @@ class _Batch:
     update: int
     version: int
     handle: Handle
-    after: Callable[[], int]  # where the stream stands behind it, once it is finished
+    after: Callable[[], Behind]  # once it is finished
     held: float = 0.0  # seconds that it was started later because of the bound on staleness
 
     def result(self, timeout: float) -> Rollouts:
@@ -167,6 +171,8 @@ class PipelinedSource:
         """
         self.normaliser, self.timeout = normaliser, timeout
         self.schedule, self.rollout_worker, self.options, self.steps = schedule, rollout_worker, options, steps
+        # whether a batch is only requested when the one before it is finished
+        self._in_turn = schedule.filtering is not None or options.partial is not None
         self._changed = Condition()
         self._begin_anew()
 
@@ -179,7 +185,7 @@ class PipelinedSource:
         self._published = -1
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
-        self._after = self.schedule.stream.position  # where the stream stands behind the last batch handed out
+        self._after: Behind = self.schedule.stream.position, []  # the last batch handed out
         self._handed_out = time.perf_counter()
 
     def published(self, version: int) -> None:
@@ -211,12 +217,12 @@ class PipelinedSource:
         found_at = time.perf_counter()
         rollouts = batch.result(self.timeout)
         self._after, self._collected = batch.after(), update
-        if self.schedule.filtering is None:  # who fills a batch tells of all that it draws
+        if not self._in_turn:  # which tells of all that it draws
             self.schedule.learn(update, rollouts)
         now = time.perf_counter()
         step, admission = max(now - self._handed_out, 1e-9), min(batch.held, now - found_at)
         self._handed_out = now
-        staleness = float(batch.update - 1 - batch.version)
+        staleness = float(batch.update - 1 - rollouts.version)
         metrics = {
             "pipeline/staleness/mean": staleness,
             "pipeline/staleness/max": staleness,
@@ -228,7 +234,7 @@ class PipelinedSource:
         }
         if self.normaliser is not None:
             rollouts = self.normaliser.learned(rollouts)
-        return replace(rollouts, metrics=rollouts.metrics | metrics)
+        return replace(rollouts, metrics=metrics | rollouts.metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on, and the finished batches whose weights no resumed run has any more.
@@ -258,9 +264,11 @@ class PipelinedSource:
             return [batch for batch in self._ahead if newest is None or batch.version < newest]
 
     def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
-        state = self.schedule.stream.state_dict(kept[-1].after() if kept else self._after)
+        position, put_aside = kept[-1].after() if kept else self._after
+        state = self.schedule.stream.state_dict(position)
         state |= self.schedule.history(kept[-1].update if kept else self._collected) | saved(self.normaliser)
-        return state | {"ahead": rollouts} if rollouts else state
+        more = {"ahead": rollouts, "put_aside": put_aside}
+        return state | {name: value for name, value in more.items() if value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # a batch in flight may still take prompts, from the stream that it knows
@@ -272,9 +280,10 @@ class PipelinedSource:
                 if isinstance(batch.handle, Filling):
                     batch.handle.abandoned = True
             self._begin_anew()
+            self._after = after = self.schedule.stream.position, state.get("put_aside", [])
+            self._in_turn = self._in_turn or bool(after[1])
             for rollouts in state.get("ahead", []):
-                handle = _Finished(rollouts)
-                self._ahead.append(_Batch(rollouts.update, rollouts.version, handle, partial(int, self._after)))
+                self._ahead.append(_Batch(rollouts.update, rollouts.version, _Finished(rollouts), lambda: after))
 
     def _arrive(self, update: int) -> None:
         """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
@@ -296,10 +305,11 @@ class PipelinedSource:
             self._next += 1
 
     def _requested(self, update: int, version: int) -> _Batch:
-        if self.schedule.filtering is None:
+        if not self._in_turn:
             handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
-            return _Batch(update, version, handle, partial(int, self.schedule.stream.position))
-        filling = Filling(self.rollout_worker, self.schedule, update, version, self.timeout, self._filling)
+            behind: Behind = self.schedule.stream.position, []
+            return _Batch(update, version, handle, lambda: behind)
+        filling = Filling(self.rollout_worker, self.schedule, update, version, self.timeout, self._filling, self._after)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -20,6 +20,7 @@ from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rl.advantages import group_statistics
 from burnish.types.batch import Batch, shared
+from burnish.types.completion import PartialResponse
 from burnish.types.rollout import (
     Collected,
     Failure,
@@ -49,6 +50,19 @@ class RolloutRequest(Batch):
     update: int = shared()  # the policy update that it is for; every seed depends on it
     version: int = shared()  # policy updates behind the weights that are to sample
     ahead: list[Prompt] = shared(default_factory=list)  # prompts of the request after it, which may be read by then
+    partial: list[PartialResponse | None] = field(default_factory=list)  # [B] what goes on; None where a row begins
+
+    def __post_init__(self) -> None:
+        self.partial = self.partial or [None] * len(self.prompts)
+
+    def beside(self, put_aside: Sequence[RolloutRequest]) -> RolloutRequest:
+        """With rows of earlier requests, which go on as groups behind its own."""
+        if not put_aside:
+            return self
+        further = [replace(one, group=one.group + self.groups) for one in put_aside]
+        together = RolloutRequest.cat([self, *further])
+        groups, group = torch.unique_consecutive(together.group, return_inverse=True)
+        return replace(together, group=group, groups=len(groups))
 
 
 class RolloutWorker(Protocol):
@@ -186,10 +200,10 @@ def join(parts: Sequence[R]) -> R:
     metrics, counts = _joined(parts)
     lists: Any = {
         name: list(chain.from_iterable(getattr(part, name) for part in parts))
-        for name in ("failures", "glimpses", "quotes")
+        for name in ("failures", "glimpses", "quotes", "put_aside")
     }
-    ran = joined(part.execution for part in parts)
-    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, execution=ran, **lists)
+    ran, oldest = joined(part.execution for part in parts), min(part.version for part in parts)
+    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, execution=ran, version=oldest, **lists)
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:
@@ -225,7 +239,8 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
 
     Returns:
         The groups in the order of drawing, with new ids; fewer, or none, where the batches did not give them. Its
-        metrics tell how many batches were drawn, what was dropped, and the mean reward of all that was sampled.
+        metrics tell how many batches were drawn, what was dropped, and the mean reward of all that was sampled. What
+        goes on is what the last batch put aside.
     """
     parts: list[R] = []
     sampled: list[tuple[Tensor, list[Failure], dict[str, Execution]]] = []  # of all, without their traces
@@ -252,7 +267,11 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
     if len(rewards):
         metrics["train/sampled_reward/mean"] = float(rewards.mean())
     whole = type(batch).cat(parts) if parts else batch.select([])
-    return replace(whole, metrics=metrics, failures=list(chain.from_iterable(failures)), execution=joined(ran))
+    oldest = min(part.version for part in parts or [batch])
+    return replace(
+        whole, metrics=metrics, failures=list(chain.from_iterable(failures)), execution=joined(ran), version=oldest,
+        put_aside=batch.put_aside,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,26 +284,51 @@ class PromptSchedule:
     filtering: FilterOptions | None = None
     tells: bool = False  # whether requests tell of the prompts that come next
 
-    def request(self, update: int, version: int, seen: Counter[str]) -> RolloutRequest:
-        """The next prompts; ``seen`` counts the samples that a prompt has in this update already."""
+    @property
+    def rounds(self) -> int:
+        """Requests for an update at most."""
+        return 1 if self.filtering is None else self.filtering.max_num_gen_batches
+
+    def request(
+        self, update: int, version: int, seen: Counter[str], put_aside: Sequence[RolloutRequest] = ()
+    ) -> RolloutRequest:
+        """The next prompts, and what was put aside; ``seen`` counts samples that a prompt has in this update already.
+
+        Those that go on count, too: a prompt that comes again gets other numbers.
+        """
+        for earlier in put_aside:
+            for prompt, number in zip(earlier.prompts, earlier.sample.tolist(), strict=True):
+                seen[prompt.uid] = max(seen[prompt.uid], number + 1)
         drawn = [prompt for _ in range(self.rollouts) for prompt in self.stream.next_batch(update, version)]
         prompts, group, sample = numbered(drawn, self.n, seen)
         return RolloutRequest(
             prompts=prompts, group=group, sample=sample, groups=len(drawn), update=update, version=version,
             ahead=self.stream.peek(self.rollouts) if self.tells else [],
-        )  # fmt: skip
+        ).beside(put_aside)  # fmt: skip
 
-    def filled(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
-        """Rollouts of an update whose groups are filtered: ``generate`` is called until enough of them are kept."""
+    def filled(
+        self,
+        generate: Callable[[RolloutRequest], R],
+        update: int,
+        version: int,
+        put_aside: Sequence[RolloutRequest] = (),
+    ) -> R:
+        """Rollouts of an update; where groups are filtered, ``generate`` is called until enough of them are kept.
+
+        What was put aside goes on with the first request; what that puts aside with the next one.
+        """
         seen: Counter[str] = Counter()
 
         def draw() -> R:
-            drawn = generate(self.request(update, version, seen))
+            nonlocal put_aside
+            drawn = generate(self.request(update, version, seen, put_aside))
             self.learn(update, drawn)
+            put_aside = drawn.put_aside
             return drawn
 
-        assert self.filtering is not None, "one round makes a batch full"
-        return fill(draw, self.stream.batch_size * self.rollouts, self.filtering.max_num_gen_batches)
+        if self.filtering is None:
+            return draw()
+        return fill(draw, self.stream.batch_size * self.rollouts, self.rounds)
 
     def learn(self, update: int, sampled: Rollouts) -> None:
         """Tell a sampler of the user what was rewarded in an update."""
@@ -337,12 +381,7 @@ class OnlineSource(StreamSource):
         self._after = self.stream.position, schedule.history()
 
     def rollout(self, update: int) -> Rollouts:
-        collected: Rollouts
-        if self.schedule.filtering is None:
-            collected = self.rollout_worker.generate(self.schedule.request(update, update - 1, Counter()))
-            self.schedule.learn(update, collected)
-        else:
-            collected = self.schedule.filled(self.rollout_worker.generate, update, update - 1)
+        collected: Rollouts = self.schedule.filled(self.rollout_worker.generate, update, update - 1)
         self._after = self.stream.position, self.schedule.history(update)
         return collected if self.normaliser is None else self.normaliser.learned(collected)
 
@@ -352,10 +391,10 @@ class OnlineSource(StreamSource):
         return self.stream.state_dict(position) | told | saved(self.normaliser)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("ahead"):
+        if state.get("ahead") or state.get("put_aside"):
             raise UserError(
-                f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, which this run would not "
-                "use; resume with the runtime=ray and the async_rollout.depth that it was made with"
+                "the checkpoint holds samples that were made ahead, which this run would not use; resume with the "
+                "runtime=ray and the async_rollout.depth that it was made with"
             )
         restore(state, self.normaliser)
         super().load_state_dict(state)

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -270,8 +269,6 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[dict[str, Pool
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray replaces it, but it is for a checkpoint and a clean end
-        if options.timeline is not None:
-            stack.callback(_write_timeline, Path(options.timeline).expanduser())
         closed = threading.Event()
         stack.callback(closed.set)
         head = ray.get_runtime_context().gcs_address
@@ -352,11 +349,3 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _write_timeline(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ray.timeline(str(path))
-    except Exception as error:  # the run is over, and this must not hide how it ended
-        log.warning("ray.timeline=%s could not be written: %s", path, error)

@@ -21,7 +21,7 @@ from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
 from burnish.types.batch import Batch, Gathered, shared
 from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used
-from burnish.types.completion import Completion, Encoded, Features, Lengths
+from burnish.types.completion import Completion, Encoded, Features, Lengths, PartialResponse
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
@@ -70,6 +70,8 @@ class PromptNumbers:
         changed: T = replace(given, prompts=change(given.prompts))
         if isinstance(changed, RolloutRequest):
             changed.ahead = change(changed.ahead)
+        if isinstance(changed, Rollouts):
+            changed.put_aside = [self._with(one, change) for one in changed.put_aside]
         return changed
 
 
@@ -356,15 +358,15 @@ def generate(
 
 def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The state of a source with batches that were sampled ahead, their traces in this process, fit to be saved."""
-    ahead = [serialize(resolved(rollouts, seconds=seconds)) for rollouts in source.get("ahead", [])]
-    return source | {"ahead": ahead} if ahead else source
+    whole = {name: [serialize(resolved(one, seconds=seconds)) for one in source.get(name, [])] for name in MADE_AHEAD}
+    return source | {name: every for name, every in whole.items() if every}
 
 
 def from_saved(source: dict[str, Any]) -> dict[str, Any]:
     """The opposite of ``to_save``: the traces are in the object store, and belong to this process."""
-    ahead: list[Any] = [deserialize(plain) for plain in source.get("ahead", [])]
-    placed = [_pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths) for rollouts in ahead]
-    return source | {"ahead": placed} if placed else source
+    whole = {name: [deserialize(plain) for plain in source[name]] for name in MADE_AHEAD if name in source}
+    placed = [_pointing(one, Stored.put(one.trace), one.lengths) for one in whole.get("ahead", [])]
+    return source | whole | ({"ahead": placed} if placed else {})
 
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
@@ -373,9 +375,10 @@ def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollout
     return found
 
 
+MADE_AHEAD = ("ahead", "put_aside")  # of the state of a source
 _TYPES = (
     Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
-    Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
+    PartialResponse, Prompt, Quote, Requests, ResponseStats, RolloutRequest, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {
     "dict": dict,

@@ -111,6 +111,17 @@ def append_turn(encoded: Encoded, response: Tensor, turn: Encoded) -> Encoded:
     )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartialResponse:
+    """What there is of a response that goes on with a later batch, under newer weights; of one that begins, nothing."""
+
+    update: int  # that it was begun for, which seeds its draws
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [N]
+    logprob: Tensor = field(default_factory=lambda: torch.zeros(0))  # [N], each under the weights that wrote the token
+    version: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [N] updates behind those
+    finished: bool = False  # it ended by itself, and waits for others of its group
+
+
 @dataclass(kw_only=True)
 class Lengths(Batch):
     """Lengths of prompts and responses in tokens: all that the driver knows of responses that workers hold."""

@@ -260,7 +260,7 @@ class ForUpdate(Batch):
     """What a source gives for a policy update."""
 
     update: int = shared()
-    version: int = shared()  # policy updates behind the weights that sampled
+    version: int = shared()  # policy updates behind the weights that sampled, the oldest ones
     seed: int = shared()  # of the run: with update, prompt and sample it seeds every further draw
 
     @property
@@ -283,6 +283,7 @@ class Rollouts(ForUpdate):
     glimpses: list[bytes] = shared(default_factory=list)  # small PNG files of one sample of each of the first prompts
     quotes: list[Quote] = shared(default_factory=list)  # of responses, the same
     execution: dict[str, Execution] = shared(default_factory=dict)  # of all samples, by reward: how it was computed
+    put_aside: list[Any] = shared(default_factory=list)  # requests of responses that go on with a later batch
 
 
 @dataclass(kw_only=True)

@@ -52,6 +52,7 @@ REFERENCES: dict[str, tuple[list[str], bool]] = {
     "split": (["vlm_quickstart", *SEEING, *ADAPTER, *RANKS, "sharding.context_parallel=2"], True),
     "ahead": (["vlm_quickstart", *SEEING, *AHEAD], True),
     "adapter ahead": (["vlm_quickstart", *SEEING, *ADAPTER, *AHEAD], True),
+    "partial": (["vlm_quickstart", *SEEING, "pools.rollout.processes=2", "async_rollout={depth: 1, partial: 2}"], True),
 }
 
 
@@ -127,6 +128,22 @@ def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options,
     fate.plan("rollout", "generate", 3)
     fate.plan("rollout", "receiver.receive", 5)
     assert run(tmp_path / "run", *options(name)) == 0
+    assert fate.met()
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_responses_that_go_on_do_so_whoever_dies_and_in_a_resumed_run(options, reference, fate, tmp_path):
+    undisturbed = reference("partial")
+    lines, names = metrics_of(undisturbed)[1:], ("partial/put_aside", "partial/resumed", "staleness/mean")
+    put_aside, resumed, staleness = ([line[f"pipeline/{name}"] or 0 for line in lines] for name in names)
+    assert 0 < sum(put_aside) < STEPS
+    assert [share > 0 for share in resumed] == [share > 0 for share in [0, *put_aside[:-1]]]
+    assert ages(undisturbed)[1:] == [0, 1, 2, 2, 2]
+    assert all(mean < most for mean, most in zip(staleness[2:], ages(undisturbed)[3:], strict=True))
+    fate.plan("rollout", "generate", 2, rank=1)
+    fate.plan("rollout", "generate", 5, blow=terminate)
+    assert run(tmp_path / "run", *options("partial")) == STOPPED
+    assert run(tmp_path / "run", *options("partial")) == 0
     assert fate.met()
     assert_same(tmp_path / "run", undisturbed)
 

@@ -1,6 +1,7 @@
 """Decoding: filters, options, numbers by key, and that the trainer sees what was sampled."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 
 from burnish.language.batches import repeated, response_stats
 from burnish.language.decoding import Sampling, choose, decode, keep_likely, penalise, philox, uniforms
+from burnish.language.engine import so_far
 from burnish.language.logprobs import response_logprobs
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded
+from burnish.types.completion import Completion, Encoded, PartialResponse
 from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of, trimmed
 from tests.support.tiny_language import FAMILIES
 
@@ -70,23 +72,20 @@ def test_choices_follow_the_weights():
     assert choose(weights.expand(2, -1), edges).tolist() == [1, 4]
 
 
-def sample(n=64, family="llama", limits=None, **sampling):
-    """N responses to a family's first prompt."""
-    model = model_of(family)
-    encoded = encode_all(model, family).select([0])
-    options = Sampling(**({"max_new_tokens": 10} | sampling))
-    return model, decode(model, model.network, encoded, [0] * n, list(range(n)), options, limits=limits)
-
-
-def answers(family, *, n=4, batch_size=64, rows=None, on_ended=None, **sampling):
+def answers(family, *, n=4, batch_size=64, rows=None, on_ended=None, limits=None, partial=(), **sampling):
     """N responses to each of a family's prompts, or some of them."""
     model = model_of(family)
     encoded = encode_all(model, family)
     rows = range(n * len(encoded)) if rows is None else rows
     index, keys = [row // n for row in rows], [1000 + row for row in rows]
     options = Sampling(**({"max_new_tokens": 8} | sampling))
-    more = {"batch_size": batch_size, "on_ended": on_ended}
+    more = {"batch_size": batch_size, "on_ended": on_ended, "limits": limits, "partial": partial}
     return model, decode(model, model.network, encoded, index, keys, options, **more)
+
+
+def sample(n=64, family="llama", **sampling):
+    """N responses to a family's first prompt."""
+    return answers(family, n=n, rows=range(n), **({"max_new_tokens": 10} | sampling))
 
 
 def test_the_temperature_alone_is_that_of_the_reported_log_probs():
@@ -168,6 +167,30 @@ def test_a_sample_does_not_depend_on_its_neighbours_nor_on_a_longer_limit(family
         assert other.finished.tolist() == expected.finished.tolist()
         torch.testing.assert_close(other.logprob, expected.logprob, rtol=0, atol=1e-5)
     assert torch.equal(answers(family, max_new_tokens=3)[1].ids, together.ids[:, :3])
+
+
+@pytest.mark.parametrize(("family", "known"), [
+    ("qwen2_5_vl", {}), ("llama", {}), ("llama", {"fast": False, "cache": "padded"}),
+    ("qwen2", {"fast": False, "cache": "none"}),
+])  # fmt: skip
+def test_a_response_that_goes_on_is_the_one_that_never_stopped(family, known, monkeypatch):
+    monkeypatch.setattr(model_of(family), "capabilities", replace(model_of(family).capabilities, **known))
+    how = {"repetition_penalty": 1.3, "min_new_tokens": 2, "first_temperature": 3.0, "top_k": 9}
+    model, free = answers(family, **how)
+    cuts = [2 + row % 5 for row in range(len(free))]
+    # some end before their cut, some with a string that it parts
+    ends = [(row, cut - row % 2) for row, cut in enumerate(cuts) if row % 3 == 0]
+    how["stop"] = tuple({model.decode(free.ids[row, end - 1 : end + 1].tolist()) for row, end in ends} - {"\ufffd" * 2})
+    _, whole = answers(family, **how)
+    _, part = answers(family, limits=cuts, **how)
+    partial = [so_far(PartialResponse(update=1), part, row, 2) for row in range(len(whole))]
+    limits = [len(own.ids) if own.finished else 8 for own in partial]
+    assert 0 < sum(own.finished for own in partial) < sum(limit == 8 for limit in limits)
+    _, rest = answers(family, partial=partial, limits=limits, **how)
+    assert (rest.ids.tolist(), rest.finished.tolist()) == (whole.ids.tolist(), whole.finished.tolist())
+    torch.testing.assert_close(rest.logprob, whole.logprob, rtol=0, atol=1e-5)
+    scores = response_logprobs(model, model.network, rest, temperature=1.0)
+    torch.testing.assert_close(scores.logprob, rest.logprob, rtol=0, atol=1e-5)
 
 
 def test_a_policy_that_computes_no_numbers_is_told(monkeypatch):

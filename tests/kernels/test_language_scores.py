@@ -1,6 +1,7 @@
 """Log-probs of responses are those of transformers' own forward, in every layout and architecture, in any turn."""
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -155,27 +156,23 @@ def play(family):
     features = Features.joined([Features(), turn.features[0], Features()], [len(part) for part, _ in parts])
     logprob = torch.zeros(len(ids))
     logprob[mask] = torch.cat([first.logprob[0, : len(said)], second.logprob[0, : second.length[0]]])
-    completion = Completion(
-        prompts=Gathered(table=prompt, index=torch.tensor([0])), ids=ids[None], mask=mask[None],
-        logprob=logprob[None], positions=positions[None], length=torch.tensor([len(ids)]),
-        finished=second.finished, features=[features],
-    )  # fmt: skip
-    return model, prompt, turn, completion
+    asked, length = Gathered(table=prompt, index=torch.tensor([0])), torch.tensor([len(ids)])
+    logprob, finished = logprob[None], second.finished
+    found = Completion.of_text(asked, ids[None], length, axes=model.axes, logprob=logprob, finished=finished)
+    return model, prompt, replace(found, mask=mask[None], positions=positions[None], features=[features])
 
 
 @pytest.mark.parametrize("family", SEEING)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_a_conversation_the_trainer_sees_what_the_sampler_saw(family, layout):
     """Pixels of the environment included, and what it says is never learned from."""
-    model, prompt, _, completion = play(family)
+    model, prompt, completion = play(family)
     scores = response_logprobs(model, model.network, completion, temperature=0.9, layout=layout)
     torch.testing.assert_close(scores.logprob, completion.logprob, **TIGHT)
     assert not scores.logprob[~completion.mask].any()
     assert not scores.entropy[~completion.mask].any()
-    features = [
-        Features.joined([prompt.features[0], completion.features[0]], [prompt.lengths[0], len(completion.ids[0])])
-    ]
-    table = Encoded(ids=prompt.ids, positions=prompt.positions, features=features)
-    shown = Completion(**vars(completion) | {"prompts": Gathered(table=table, index=torch.tensor([0]))})
+    both, lengths = [prompt.features[0], completion.features[0]], [prompt.lengths[0], len(completion.ids[0])]
+    table = replace(prompt, features=[Features.joined(both, lengths)])
+    shown = replace(completion, prompts=Gathered(table=table, index=torch.tensor([0])))
     theirs = chosen(scored_by_transformers(family, model, theirs_of(family), shown, 0.9)[1], shown)
     torch.testing.assert_close(scores.logprob[completion.mask], theirs[completion.mask], **TIGHT)

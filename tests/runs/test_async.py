@@ -18,12 +18,13 @@ def worst_first(records, history, update, count, seed):
 '''
 
 
-@pytest.fixture(params=["plain", "filtered", "curriculum"])
+@pytest.fixture(params=["plain", "filtered", "curriculum", "partial", "both"])
 def how(request, tmp_path):
     """Options of a prompt schedule."""
     (tmp_path / "mine.py").write_text(CODE)
     curriculum = {"filtering": 3, "sampler": f"{tmp_path / 'mine.py'}:worst_first"}
-    return {"plain": {}, "filtered": {"filtering": 3}, "curriculum": curriculum}[request.param]
+    ways = {"plain": {}, "filtered": {"filtering": 3}, "curriculum": curriculum}
+    return (ways | {"partial": {"partial": 1}, "both": {"partial": 1} | curriculum})[request.param]
 
 
 @pytest.mark.parametrize(("depth", "bound"), [(0, None), (1, None), (2, 0), (3, None), (3, 1), (3, 2)])

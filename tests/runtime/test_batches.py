@@ -1,7 +1,7 @@
 """Batches by reference: what is read is what was stored, bit for bit, nobody else's, and no more than is needed."""
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning
+from burnish.types.rollout import Conditioning, Rollouts
 from tests.support.equality import same
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -61,16 +61,11 @@ def completion() -> Completion:
     features = Features({"images": torch.randn(2000, 4), "image_grid": torch.tensor([[1, 40, 50]])}, {"images": 0})
     prompts = Encoded(ids=[torch.arange(5)], positions=[torch.arange(15).view(3, 5)], features=[features])
     assert prompts.lengths == [5]  # cached
-    return Completion(
-        prompts=Gathered(table=prompts, index=torch.zeros(2, dtype=torch.long)),
-        ids=torch.tensor([[1, 2], [3, 0]]),
-        mask=torch.tensor([[True, True], [True, False]]),
-        logprob=torch.tensor([[-0.1, -0.2], [-0.3, 0.0]]),
-        positions=torch.zeros(2, 3, 2, dtype=torch.long),
-        length=torch.tensor([2, 1]),
-        finished=torch.tensor([True, False]),
-        features=[features, Features()],
-    )
+    found = Completion.of_text(
+        Gathered(table=prompts, index=torch.zeros(2, dtype=torch.long)), torch.tensor([[1, 2], [3, 0]]),
+        torch.tensor([2, 1]), axes=3, logprob=torch.tensor([[-0.1, -0.2], [-0.3, 0.0]]),
+    )  # fmt: skip
+    return replace(found, features=[features, Features()])
 
 
 def test_a_batch_comes_back_bit_for_bit():
@@ -105,11 +100,6 @@ def test_long_tensors_travel_outside_the_head_and_are_nobodys_to_change():
     same(before, packed.unpack())
 
 
-@dataclass
-class Request:
-    prompts: list[Prompt]
-
-
 def with_pictures(size: int) -> list[Prompt]:
     return [Prompt(text=f"{i}", images=(Media.encoded(bytes([i]) * size),)) for i in range(5)]
 
@@ -118,17 +108,16 @@ def with_pictures(size: int) -> list[Prompt]:
 def test_prompts_with_pictures_cross_processes_as_numbers(size):
     here, there = with_pictures(size), with_pictures(size)  # each process has read the data
     numbers = PromptNumbers(lambda: here)
-    sent = numbers.numbered(Request([here[3], here[3], here[0]]))
-    assert len(pickle.dumps(sent)) < 200
-    found = PromptNumbers(lambda: there).named(pickle.loads(pickle.dumps(sent)))
-    assert [one is there[i] for one, i in zip(found.prompts, [3, 3, 0], strict=True)] == [True] * 3
-
-    asked, group, sample = numbered([here[1]], 2)
-    request = RolloutRequest(
-        prompts=asked, group=group, sample=sample, groups=1, update=1, version=0, ahead=[here[4], here[0]]
-    )
-    sent = numbers.numbered(request)  # those that come next, too
+    asked, group, sample = numbered([here[3], here[0]], 2)
+    more = {"groups": 2, "update": 1, "version": 0, "ahead": [here[4], here[0]]}  # those that come next, too
+    request = RolloutRequest(prompts=asked, group=group, sample=sample, **more)
+    sent = numbers.numbered(request)
     assert len(pickle.dumps(sent)) < 2000
-    assert sent.ahead == [4, 0]
+    assert (sent.prompts, sent.ahead) == ([3, 3, 0, 0], [4, 0])
     found = PromptNumbers(lambda: there).named(pickle.loads(pickle.dumps(sent)))
-    assert [one is other for one, other in zip(found.ahead, [there[4], there[0]], strict=True)] == [True, True]
+    for one, place in zip([*found.prompts, *found.ahead], [3, 3, 0, 0, 4, 0], strict=True):
+        assert one is there[place]
+    about = {"group": group, "sample": sample, "scores": None, "update": 1, "version": 0, "seed": 0}
+    sent = numbers.numbered(Rollouts(prompts=[here[1]], put_aside=[request], **about))
+    assert (sent.prompts, sent.put_aside[0].prompts) == ([1], [3, 3, 0, 0])
+    assert numbers.named(sent).put_aside[0].prompts[0] is here[3]

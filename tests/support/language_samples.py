@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from burnish.diffusion.options import ModelOptions
 from burnish.language.model.loading import load_language_model
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.completion import Completion, Encoded
 from tests.support.tiny_language import SEEING, chat, film, picture, tiny_language
 
 
@@ -57,23 +57,10 @@ def responses(
     model: Any, encoded: Encoded, index: Sequence[int], lengths: Sequence[int], *, seed: int = 0
 ) -> Completion:
     """Random responses of given lengths to the prompts at ``index``."""
-    draw = torch.Generator().manual_seed(seed)
-    longest = max(lengths)
-    length = torch.tensor(lengths)
-    mask = torch.arange(longest) < length[:, None]
-    ids = torch.randint(0, 200, mask.shape, generator=draw) * mask
-    first = torch.tensor([encoded.next_position[i] for i in index])
-    positions = (first[:, None] + torch.arange(longest)) * mask
-    return Completion(
-        prompts=Gathered(table=encoded, index=torch.tensor(index)),
-        ids=ids,
-        mask=mask,
-        logprob=torch.zeros(mask.shape),
-        positions=positions[:, None].expand(-1, model.axes, -1),
-        length=length,
-        finished=torch.ones(len(index), dtype=torch.bool),
-        features=[Features()] * len(index),
-    )
+    draw, length = torch.Generator().manual_seed(seed), torch.tensor(lengths)
+    ids = torch.randint(0, 200, (len(lengths), max(lengths)), generator=draw)
+    prompts = Gathered(table=encoded, index=torch.tensor(index))
+    return Completion.of_text(prompts, ids * (torch.arange(max(lengths)) < length[:, None]), length, axes=model.axes)
 
 
 def their_logits(family: str, network: Any, encoded: Encoded, row: int, response: Tensor) -> Tensor:
@@ -81,8 +68,7 @@ def their_logits(family: str, network: Any, encoded: Encoded, row: int, response
     ids = torch.cat([encoded.ids[row], response])[None]
     features = encoded.features[row]
     kinds = {name: F.pad(own, (0, ids.shape[1] - len(own)))[None] for name, own in features.kinds.items()}
-    media = {**features.tensors, **kinds}
-    logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits[0]
+    logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **features.tensors, **kinds).logits[0]
     return logits[len(encoded.ids[row]) - 1 : -1]
 
 

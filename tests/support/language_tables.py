@@ -49,16 +49,9 @@ def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: An
     """Rewards [B] of responses whose tokens count where ``mask`` [B, T], each with a prompt of its own by default."""
     rows, width = mask.shape
     table = Encoded(ids=[torch.tensor([0])], positions=[torch.zeros(1, 1).long()], features=[Features()])
-    trace = Completion(
-        prompts=Gathered(table=table, index=torch.zeros(rows, dtype=torch.long)),
-        ids=torch.zeros(rows, width, dtype=torch.long),
-        mask=mask,
-        logprob=torch.zeros(rows, width),
-        positions=torch.zeros(rows, 1, width, dtype=torch.long),
-        length=mask.sum(1),
-        finished=torch.ones(rows, dtype=torch.bool),
-        features=[Features()] * rows,
-    )
+    asked = Gathered(table=table, index=torch.zeros(rows, dtype=torch.long))
+    trace = Completion.of_text(asked, torch.zeros(rows, width, dtype=torch.long), mask.sum(1), axes=1)
+    trace.mask = mask
     scores = Scores(
         reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),
         weights=(1.0,), notes=[""] * rows,

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
@@ -21,16 +20,13 @@ def stop(*_: object) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, stop)
-    options = RayOptions(
-        address="local", init={"object_store_memory": 100_000_000, "log_to_driver": False}, timeline=sys.argv[2]
-    )
+    options = RayOptions(address="local", init={"object_store_memory": 100_000_000, "log_to_driver": False})
     with (
         watched(os.getpid()) as seen,
         cluster(options, PoolsOptions(train=PoolOptions(cpus=0.5))) as found,
         ActorGroup(found["train"], Toy, collective=True) as group,
     ):
         group.call("sleep", 0.01)
-        time.sleep(2.0)  # Ray hands events on once a second
         started = descendants(os.getpid())
     gone(*started, within=60.0)
     kept = signal.getsignal(signal.SIGTERM) is stop

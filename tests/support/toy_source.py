@@ -5,6 +5,7 @@ import random as chance
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,8 @@ from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.data import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.sources import PromptSchedule
-from burnish.runtime.transfer import deserialize, serialize
+from burnish.runtime.transfer import MADE_AHEAD, deserialize, serialize
+from burnish.types.completion import PartialResponse
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 from tests.support.schedules import plain
@@ -21,6 +23,7 @@ from tests.support.tiny_run import is_time_column
 
 PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
 DULL = ("two", "five")  # prompts whose samples are all worth the same
+LONG = "one"  # whose samples go on with the next batch
 START = torch.tensor([1.0, -1.0])
 
 
@@ -54,6 +57,17 @@ def sampled(asked, weights):
         update=asked.update, version=asked.version, seed=0, metrics={"critic/diversity": float(latents.std())},
         counts={"critic/diversity": 1.0},
     )  # fmt: skip
+
+
+def partly(asked, weights):
+    """The same, but that long samples are of the weights that began them, too."""
+    goes_on = [row for row, prompt in enumerate(asked.prompts) if prompt.text == LONG and asked.partial[row] is None]
+    rest, asked = asked.select(goes_on), asked.select([row for row in range(len(asked)) if row not in goes_on])
+    begun = PartialResponse(update=asked.update, logprob=weights, version=torch.tensor([asked.version]))
+    before = [own or replace(begun, logprob=torch.zeros(2)) for own in asked.partial]
+    whole = sampled(asked, weights + torch.stack([own.logprob for own in before]))
+    put_aside = [replace(rest, partial=[begun] * len(rest))] if goes_on else []
+    return replace(whole, put_aside=put_aside, version=min(int(own.version) for own in before))
 
 
 class Promise:
@@ -90,13 +104,15 @@ class RemoteBatch:
     def _make(self, asked, promise, wait):
         time.sleep(wait)
         promise.seconds = wait
-        promise.future.set_result(sampled(asked, self.versions[asked.version]))
+        promise.future.set_result(self.sample(asked, self.versions[asked.version]))
 
 
-def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, sampler=None):
-    options = AsyncRolloutOptions(depth=depth, max_staleness=bound)
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60, sampler=None, partial=0):
+    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, partial=partial or None)
     schedule = prompt_schedule(filtering=filtering, sampler=sampler)
-    return PipelinedSource(schedule, rollout_worker or RemoteBatch(), options, steps=steps, timeout=timeout)
+    worker = rollout_worker or RemoteBatch()
+    worker.sample = partly if partial else sampled
+    return PipelinedSource(schedule, worker, options, steps=steps, timeout=timeout)
 
 
 def train(source, first, last, weights=START, *, save_at=()):
@@ -123,10 +139,10 @@ def publish(source, version, weights):
 def saved(state):
     """As a checkpoint would give it back."""
     file = io.BytesIO()
-    torch.save(state | {"ahead": [serialize(rollouts) for rollouts in state.get("ahead", [])]}, file)
+    torch.save(state | {name: [*map(serialize, state.get(name, []))] for name in MADE_AHEAD}, file)
     file.seek(0)
     again = torch.load(file, weights_only=True)
-    return again | {"ahead": [deserialize(plain) for plain in again["ahead"]]}
+    return again | {name: [*map(deserialize, again[name])] for name in MADE_AHEAD}
 
 
 def facts(batch, *, pipeline=True):

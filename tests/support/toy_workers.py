@@ -1,8 +1,6 @@
 """Actor classes that need no model; free of torch where they can be."""
 
 import os
-import signal
-import threading
 import time
 
 from burnish.runtime.actor import RankInfo
@@ -13,15 +11,9 @@ class Toy:
     def __init__(self, place: RankInfo, *arguments):
         self.place, self.arguments = place, arguments
         self.calls = 0
-        self.open = threading.Event()
 
     def about(self):
         return self.place, self.arguments
-
-    def machine(self):
-        import ray
-
-        return ray.get_runtime_context().get_node_id()
 
     def add(self, one, other=0):
         self.calls += 1
@@ -34,9 +26,6 @@ class Toy:
         import sys
 
         return {name: os.environ.get(name) for name in names} | {"path": sys.path}
-
-    def handler(self):
-        return signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
     def sleep(self, seconds):
         time.sleep(seconds)
@@ -59,12 +48,6 @@ class Toy:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         time.sleep(seconds)
 
-    def wait(self, seconds):
-        return self.open.wait(seconds)
-
-    def release(self):
-        self.open.set()
-
     def pair(self, size):
         import numpy as np
 
@@ -86,13 +69,9 @@ class Judging:
     """Gives back what it is to judge, and writes its process id down."""
 
     def __init__(self, place: RankInfo, folder):
-        self.folder = folder
         (folder / "pid").write_text(str(os.getpid()))
 
     def score(self, samples, prompts, given):
-        if samples == ["broken"] and not (self.folder / "broke").exists():
-            (self.folder / "broke").touch()
-            raise RuntimeError("CUDA error: device-side assert triggered")
         if samples == ["slow"]:
             time.sleep(3.0)
         return samples, prompts, given.update

@@ -269,11 +269,11 @@ class LoadedPipeline:
             pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
             pipeline.save_pretrained(folder)
         for name, part in self._parts().items():
-            # tokenizers keep what a call has set: the model's own files
-            files = [] if self.path is None or isinstance(part, torch.nn.Module) else (folder / name).glob("*")
-            for file in files:
-                if (own_file := self.path / name / file.name).is_file():
-                    shutil.copyfile(own_file, file)
+            if self.path is None or isinstance(part, torch.nn.Module):
+                continue
+            for file in (folder / name).glob("*"):  # tokenizers keep what a call has set: the model's own files
+                if (given := self.path / name / file.name).is_file():
+                    shutil.copyfile(given, file)
 
 
 def _place_frozen(
