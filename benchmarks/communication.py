@@ -10,8 +10,9 @@ batches are counted, of which each further one receives what the second does. Wh
 operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered, exchanged or reduced to shares, twice
 that of one that is summed for all. Where ranks share experts, as many tokens choose those of each rank.
 
-Seconds are those of an H100: the operations of the micro-batches beside the bytes, of which none travels meanwhile. The
-last column is the speed of a GPU among 64 in percent of that among 8, where each learns as many micro-batches.
+Seconds are those of an H100: the operations of the second micro-batch, for each, beside the bytes, of which none
+travels meanwhile. The last column is the speed of a GPU among 64 in percent of that among 8, where each learns as many
+micro-batches.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
     first, second = received
     for times in TIMES:
         inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
-        operations = computed[0] + (times - 1) * (computed[1] - computed[0])
+        operations = times * (computed[1] - computed[0])
         yield {
             "model": model, "learns": learns, "GPUs": size,
             "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,

@@ -1,23 +1,27 @@
-"""The table of docs/hardware.md: what every shipped recipe of a real model states about its machine, and its forecast.
+"""The tables of docs/hardware.md: what shipped recipes of real models state about their machine, and their forecasts.
 
-python tools/hardware_table.py writes it anew; with names of recipes, or with all, it forecasts these on what they state
-first, with the largest batches that fit where they are auto: minutes of a CPU for each. It keeps the figures in
-tools/hardware_needs.yaml.
+    python tools/hardware_table.py                     # write them anew
+    python tools/hardware_table.py all                 # first forecast what recipes need at least: all, or some by name
+    python tools/hardware_table.py fills RECIPE ...    # first forecast what auto takes on the stated hardware, too
+
+A forecast takes up to half a minute of a CPU, what auto takes some of them. tools/hardware_needs.yaml keeps figures.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Hardware
-from burnish.config.load import hardware_of, recipe_names
+from burnish.config.load import hardware_of, load, recipe_names
 from burnish.config.yaml_text import parse
 
 NEEDS = Path(__file__).with_name("hardware_needs.yaml")
-HEAD = "# GB that a GPU needs by forecast, on what a recipe states: written by python tools/hardware_table.py RECIPE\n"
+HEAD = "# GB that a GPU needs by forecast, with the smallest batches or those named: by tools/hardware_table.py\n"
 PAGE = Path(__file__).parents[1] / "docs" / "hardware.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
@@ -50,38 +54,75 @@ def needs() -> dict[str, float]:
     return found
 
 
-def forecast_recipes(names: Sequence[str]) -> None:
-    """Forecast recipes on what they state, and keep what they need."""
-    from burnish.config.batches import smallest, with_sizes, written
-    from burnish.config.load import load
+def filled() -> str:
+    """What auto takes on the hardware that a recipe states, of the recipes that were forecast so."""
+    rows = ["| recipe | hardware | `auto` takes | needs, GB |", "| --- | --- | --- | --- |"]
+    rows += [
+        f"| `{name}` | {hardware} | `{' '.join(options)}` | {needs()[key(name, hardware, options)]:.0f} |"
+        for name, hardware, options in stated()
+        if options
+    ]
+    return "\n".join(rows)
+
+
+def filling() -> dict[str, list[str]]:
+    """What auto takes, by the key of a recipe on its hardware."""
+    found = (re.fullmatch(r"(.*?) (\w+\.\w+=.*)", known) for known in needs())
+    return {match[1]: match[2].split() for match in found if match}
+
+
+def stated() -> Iterator[tuple[str, Hardware, list[str]]]:
+    """Recipes with each hardware that they state: with no options, and with what auto takes there, if that is known."""
+    known = filling()
+    for name in recipe_names():
+        for hardware in hardware_of(name):
+            yield name, hardware, []
+            if options := known.get(key(name, hardware)):
+                yield name, hardware, options
+
+
+def machine(hardware: Hardware) -> list[str]:
+    """The words of a command line that ask for it."""
+    return [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"]
+
+
+def forecast_recipe(name: str, hardware: Hardware, *, fills: bool) -> None:
+    """Forecast a recipe on what it states, and keep what it needs."""
     from burnish.plan.advice import choose
     from burnish.plan.forecast import forecast
 
-    for name in names:
-        assert hardware_of(name), f"{name} states no hardware"
-        for hardware in hardware_of(name):
-            config = load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"])
-            chosen = choose(config, forecast(with_sizes(config, smallest(config))), hardware.bytes)
-            needed = chosen.forecast.needs_of(hardware.bytes) / 1e9
-            print(f"{name}: {needed:.1f} GB of {hardware} {' '.join(written(chosen.sizes))}", flush=True)
-            kept = needs() | {key(name, hardware): round(needed, 1)}
-            lines = "".join(f"{one}: {figure}\n" for one, figure in sorted(kept.items()))
-            NEEDS.write_text(HEAD + lines, encoding="utf-8")
+    config = load(name, machine(hardware))
+    least, known = forecast(with_sizes(config, smallest(config))), needs()
+    figures = {key(name, hardware): least}
+    if fills:
+        known.pop(key(name, hardware, filling().get(key(name, hardware), ())), None)
+        chosen = choose(config, least, hardware.bytes)
+        figures[key(name, hardware, written(chosen.sizes))] = chosen.forecast
+    for full, figure in figures.items():
+        known[full] = round(figure.needs_of(hardware.bytes) / 1e9, 1)
+        print(f"{full}: {known[full]} GB", flush=True)
+    lines = "".join(f"{full}: {figure}\n" for full, figure in sorted(known.items()))
+    NEEDS.write_text(HEAD + lines, encoding="utf-8")
 
 
-def key(name: str, hardware: Hardware) -> str:
-    """Of a recipe's figure: its name, and the hardware where the recipe states several."""
-    return name if hardware == hardware_of(name)[0] else f"{name} {hardware.gpus}x{hardware.memory_gb:g}"
+def key(name: str, hardware: Hardware, options: Sequence[str] = ()) -> str:
+    """Of a recipe's figure: its name, the hardware where the recipe states several, and options beside."""
+    further = [] if hardware == hardware_of(name)[0] else [f"{hardware.gpus}x{hardware.memory_gb:g}"]
+    return " ".join([name, *further, *options])
 
 
-def written(page: str) -> str:
-    """The page with the table of now."""
+def updated(page: str) -> str:
+    """The page with the tables of now."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table()}\n\n{filled()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    forecast_recipes([name for name in recipe_names() if hardware_of(name)] if given == ["all"] else given)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    fills = sys.argv[1:2] == ["fills"]
+    given = sys.argv[1 + fills :]
+    for recipe in [name for name in recipe_names() if hardware_of(name)] if given == ["all"] else given:
+        assert hardware_of(recipe), f"{recipe} states no hardware"
+        for hardware in hardware_of(recipe):
+            forecast_recipe(recipe, hardware, fills=fills)
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -59,6 +59,7 @@ SMALL = ("data.train_batch_size=2", "rollout.n=2", "trainer.mini_batch_size=null
 UNSCORED = ("rewards.pickscore=null", "rewards.ocr.substring=true")  # nothing is scored: no weights of rewards
 DRAWN = (
     "data.train_batch_size=2", "rollout.n=8", "trainer.mini_batch_size=null", "ema=null", "rollout.batch_size=8",
+    "trainer.micro_batch_size=4",
 )  # fmt: skip
 ADAPTED = ("data.system_prompt=null", "model.lora.rank=16", "model.lora.alpha=32", "algorithm.kl=null")
 WRITTEN = (

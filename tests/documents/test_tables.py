@@ -49,7 +49,7 @@ def test_the_figures_of_the_readme_are_those_of_their_pages():
 
 
 def test_the_table_of_hardware_is_that_of_the_recipes():
-    assert hardware_table.written(page("hardware.md")) == page("hardware.md"), "run: python tools/hardware_table.py"
+    assert hardware_table.updated(page("hardware.md")) == page("hardware.md"), "run: python tools/hardware_table.py"
     assert "| `sdxl/flow_grpo` | 1 GPU of 24 GB |" in hardware_table.table()
 
 
