@@ -129,7 +129,7 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     sample = next(iter(read_samples(folder.validation(newest)).values()), None)
     if sample is None:
         return None
-    files = [sample.picture] if sample.response is None else sample.shown
+    files = [sample.image] if sample.response is None else sample.shown
     return {
         "update": newest, "prompt": sample.prompt[:LABEL], "text": sample.response and sample.response[:LABEL],
         "file": relative(files[0], folder) if files else None,

@@ -54,7 +54,7 @@ class Sample(TokenFields):
     media: Path = field(default=Path(), init=False)  # folder of the files
 
     @property
-    def picture(self) -> Path:
+    def image(self) -> Path:
         """File of an image, a clip or a sound; does not exist for a response."""
         return self.media / Path(self.file or f"{self.index:03d}-{self.sample:02d}.png").name
 
@@ -113,7 +113,7 @@ def read_samples(validation: Path) -> Samples:
 def _with_media(sample: Sample, validation: Path) -> bool:
     """Say where the files of a sample are; whether they are all of this run."""
     sample.media = validation / "pictures"
-    return not any(leads_out(path, validation.parents[1]) for path in (sample.picture, *sample.shown))
+    return not any(leads_out(path, validation.parents[1]) for path in (sample.image, *sample.shown))
 
 
 @cached(lambda validation: stamp(validation / SCORES))
