@@ -111,7 +111,7 @@ def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_pa
 def test_output_that_nobody_takes_ends_without_a_traceback(target, code, says):
     reading, pipe = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "burnish.cli", "recipes"]
+    command = [sys.executable, "-m", "burnish", "recipes"]
     with open(target, "wb") if target else os.fdopen(pipe, "wb") as out:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, cwd=ROOT, timeout=120)
     assert done.returncode == code, done.stderr
