@@ -152,7 +152,7 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
     takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
-        f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
+        f"In a recipe: {' '.join(options)}",
         *takes,
     ]
 
