@@ -188,7 +188,7 @@ VERBS = {
     "config": Verb("show:config", "Reading {recipe}"),
     "plan": Verb("plan:plan", "Reading {recipe}"),
     "convert": Verb("convert:convert", "Reading {file}"),
-    "data": Verb("data:data", "Reading the list of data sets"),
+    "data": Verb("data:data", "Reading the data"),
     "pairs": Verb("pairs:pairs", "Reading {run}"),
     "tiny": Verb("tiny:tiny", "Reading the list of models"),
     "serve-reward": Verb("serve:serve_reward", "Loading the rewards"),
