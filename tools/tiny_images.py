@@ -1,6 +1,6 @@
 """Draw the images that supervised training on the quickstart imitates: train numbers, in the generator's fonts.
 
-python tools/tiny_images.py burnish/assets/quickstart/images.jsonl
+python tools/tiny_images.py burnish/assets/quickstart/pictures.jsonl
 """
 
 from __future__ import annotations

@@ -20,7 +20,16 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Sound
 from tests.support import by_hand
-from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, sample_images, prompts, tiny_reward, values
+from tests.support.scorers import (
+    TEXTS,
+    as_tensor,
+    at_checkpoint,
+    checkpoint,
+    prompts,
+    sample_images,
+    tiny_reward,
+    values,
+)
 
 WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity")
 HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
