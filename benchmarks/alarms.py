@@ -38,11 +38,11 @@ from burnish.options import AlarmAction
 
 PLACE = Path(__file__).with_name("spoiled_rewards.py")
 # two or three minutes of a core each
-PICTURES = [
+IMAGES = [
     "rollout.n=8", "algorithm.train_timesteps=4", "steps=40", "validation.every=40",
     "validation.reference_guidance=null", "scoring.processes=0",
 ]  # fmt: skip
-WINDOWED = [option for option in PICTURES if not option.startswith("algorithm.train_timesteps")]
+WINDOWED = [option for option in IMAGES if not option.startswith("algorithm.train_timesteps")]
 AHEAD = [  # honest learning that moves images far within a few updates
     "steps=16", "rollout.n=6", "validation.every=null", "validation.before=false", "validation.reference_guidance=null",
     "scoring.processes=0", "runtime=ray", "pools.rollout.processes=1", "async_rollout.depth=1",
@@ -103,19 +103,19 @@ class Run:
 RUNS = {
     "empty_answers": Run("vlm_quickstart", [*ANSWERS, *READ, reward("little_said")], ["response_length"]),
     "honest_grpo": Run("vlm_quickstart", ANSWERS),
-    "dark": Run("quickstart", [*PICTURES, *WATCHED, reward("dark")], ["dark_share", "brightness"]),
-    "honest_diffusion_nft": Run("quickstart", PICTURES),
+    "dark": Run("quickstart", [*IMAGES, *WATCHED, reward("dark")], ["dark_share", "brightness"]),
+    "honest_diffusion_nft": Run("quickstart", IMAGES),
     "long_answers": Run(
         "vlm_quickstart", [*ANSWERS, *READ, reward("long"), "rollout.max_new_tokens=24"],
         ["response_length", "response_truncated"],
     ),
     "honest_ppo": Run("vlm_quickstart", ["algorithm=ppo", *ANSWERS]),
     "checkerboard": Run(
-        "quickstart", [*PICTURES, *WATCHED, reward("checkerboard")], ["high_frequency", "edge_density"]
+        "quickstart", [*IMAGES, *WATCHED, reward("checkerboard")], ["high_frequency", "edge_density"]
     ),
-    "honest_awm": Run("quickstart", ["algorithm=awm", *PICTURES]),
+    "honest_awm": Run("quickstart", ["algorithm=awm", *IMAGES]),
     "one_font": Run(
-        "quickstart", [*PICTURES, *WATCHED, reward("one_font")], ["distinctness", "variety_collapse"]
+        "quickstart", [*IMAGES, *WATCHED, reward("one_font")], ["distinctness", "variety_collapse"]
     ),
     "honest_dr_grpo": Run("vlm_quickstart", ["algorithm=dr_grpo", *ANSWERS]),
     "honest_gspo": Run("vlm_quickstart", ["algorithm=gspo", *ANSWERS]),

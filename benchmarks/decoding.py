@@ -22,7 +22,7 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.model.loading import load_language_model
 from burnish.types.completion import Encoded
 from burnish.utils import random
-from tests.support.tiny_language import QWEN, build_tokenizer, chat, picture
+from tests.support.tiny_language import QWEN, build_tokenizer, chat, noise_image
 
 PATCH, MERGE = 7, 2
 
@@ -116,7 +116,7 @@ def main() -> None:
         model: Any = load_language_model(ModelOptions(path=name, device="cpu"))
         other = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         prompts = range(arguments.prompts)
-        encoded = Encoded.cat([model.encode(*chat(picture(k, 28, 28), "Which digit?")) for k in prompts])
+        encoded = Encoded.cat([model.encode(*chat(noise_image(k, 28, 28), "Which digit?")) for k in prompts])
         index = [k for k in prompts for _ in range(arguments.n)]
         keys = [random.key(0, k, place) for place, k in enumerate(index)]
         sampling = Sampling(max_new_tokens=arguments.tokens)

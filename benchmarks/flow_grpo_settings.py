@@ -153,15 +153,15 @@ def measure(prompts: int, rounds: int, layers: int) -> list[dict]:
             learning, _ = cpu_seconds(lambda run=run, samples=samples: run.update(samples))
             if turn:  # the first turn warms up
                 seconds[name].append((sampling, learning))
-    pictures, rows = prompts * GROUP, []
+    images, rows = prompts * GROUP, []
     for name, timed in seconds.items():
         base = seconds["plain loop"]
         pairs = list(zip(timed, base, strict=True))
         rows.append({
             "name": name,
-            "rollout": pictures / median([r for r, _ in timed]),
-            "update": pictures / median([u for _, u in timed]),
-            "end_to_end": pictures / median([r + u for r, u in timed]),
+            "rollout": images / median([r for r, _ in timed]),
+            "update": images / median([u for _, u in timed]),
+            "end_to_end": images / median([r + u for r, u in timed]),
             "rollout_gain": median([b[0] / t[0] for t, b in pairs]),
             "update_gain": median([b[1] / t[1] for t, b in pairs]),
             "end_to_end_gain": median([sum(b) / sum(t) for t, b in pairs]),

@@ -115,13 +115,13 @@ def _train(assembly: Any, counter: LiveBytes, half: Any) -> None:
         with counter.phase(measure.SAMPLE):
             scored = measure.collect(assembly, counter, update)
             counter.label(STORED, half.caches())
-        with counter.phase(measure.ANNOTATE):
+        with counter.phase(measure.LOGPROBS):
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(scored))
             counter.label(BATCH, batch)
         with measure.phases_of_updates(counter, trainer.groups, Rests()):
             trainer.update(batch, update)
         del scored, batch
-        with counter.phase(measure.PUBLISH):
+        with counter.phase(measure.SYNC):
             trainer.sync_weights(update)
     if assembly.config.validates:
         with counter.phase(measure.VALIDATE), assembly.trained_weights():

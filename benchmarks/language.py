@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.decoding import build
 from benchmarks.language_meter import MARK
 from benchmarks.setting import median, options, table, write
-from tests.support.tiny_language import picture
+from tests.support.tiny_language import noise_image
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, GROUP, LR = 4, 8, 1e-5
@@ -72,7 +72,7 @@ def prepare(folder: Path, vocabulary: int, count: int) -> None:
     build(folder / "model", vocabulary)
     lines = []
     for number in range(count):
-        picture(number, 28, 28).save(folder / f"{number}.png")
+        noise_image(number, 28, 28).save(folder / f"{number}.png")
         lines.append(json.dumps({"prompt": "<image>Which digit?", "images": [f"{number}.png"]}))
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -121,11 +121,11 @@ def means_of_a_rank(rows: int, size: int) -> Row:
     return row(f"means of a reference, on each of {size} ranks", rows * 2**18, max(processes(size, learn)))
 
 
-def driver(pictures: int) -> Row:
+def driver(images: int) -> Row:
     """What the driver sends for an update on prompts with images of a megabyte inside of their records."""
-    prompts = [Prompt(text=f"{i}", images=(Media.encoded(bytes([i]) * MIB),)) for i in range(pictures)]
+    prompts = [Prompt(text=f"{i}", images=(Media.encoded(bytes([i]) * MIB),)) for i in range(images)]
     sent = len(pickle.dumps(PromptNumbers(lambda: prompts).numbered(Request(prompts))))
-    return row(f"{pictures} prompts with images, through the driver", pictures * MIB, sent)
+    return row(f"{images} prompts with images, through the driver", images * MIB, sent)
 
 
 def publication(size: int, millions: int) -> Row:

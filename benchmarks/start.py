@@ -53,7 +53,7 @@ print(json.dumps({
 """
 
 
-def pictures(count: int) -> Iterator[bytes]:
+def image_files(count: int) -> Iterator[bytes]:
     """JPEG files, each with a comment of its own."""
     import numpy as np
     from PIL import Image
@@ -79,7 +79,7 @@ def make(folder: Path, count: int, form: str) -> Path:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        path, rows = folder / "data.parquet", iter(pictures(count))
+        path, rows = folder / "data.parquet", iter(image_files(count))
         schema = arrow.schema(
             [("prompt", arrow.string()), ("images", arrow.list_(arrow.binary())), ("answer", arrow.string())]
         )
@@ -93,10 +93,10 @@ def make(folder: Path, count: int, form: str) -> Path:
         return path
     path = folder / "data.jsonl"
     with path.open("w") as file:
-        for number, picture in enumerate(pictures(count)):
+        for number, image in enumerate(image_files(count)):
             place = folder / f"{number // 1000}" / f"{number}.jpg"
             place.parent.mkdir(exist_ok=True)
-            place.write_bytes(picture)
+            place.write_bytes(image)
             record = {"prompt": f"<image>{QUESTION}", "images": [str(place.relative_to(folder))], "answer": "1"}
             file.write(json.dumps(record) + "\n")
     return path

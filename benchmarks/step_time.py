@@ -50,7 +50,7 @@ NAMES = {
     "backward network": "forward with gradients",
     "backward": "backward",
     "optimizer": "optimizer",
-    "pictures": "text embeddings, decoding",
+    "images": "text embeddings, decoding",
     "reward": "waiting for rewards",
     "rest": "everything else",
 }
@@ -64,8 +64,8 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
         assembly, timers = assemble(config), Timers()
         model, (optimizer,) = assembly.roles.model, assembly.groups[0].optimizers
         model.predict = timers.around("network", model.predict)
-        model.condition = timers.around("pictures", model.condition)
-        model.decode = timers.around("pictures", model.decode)
+        model.condition = timers.around("images", model.condition)
+        model.decode = timers.around("images", model.decode)
         optimizer.step = timers.around("optimizer", optimizer.step)
         backward, torch.Tensor.backward = (
             torch.Tensor.backward,

@@ -1,4 +1,4 @@
-"""Burnish from Python: ``burnish.load`` makes a configuration, ``burnish.train`` trains it. See docs/install.md."""
+"""Burnish from Python: ``burnish.load`` makes a configuration, ``burnish.train`` trains it."""
 
 from __future__ import annotations
 

@@ -113,7 +113,3 @@ def _complain(error: UserError) -> None:
 
     text = Text.assemble(("burnish: error: ", "bold red"), message(error))
     console(stderr=True, highlight=False).print(text, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

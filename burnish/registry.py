@@ -90,7 +90,7 @@ class Named:
 @dataclass_transform(kw_only_default=True)
 def options(cls: type[T]) -> type[T]:
     """Make a dataclass whose fields are options of a run: checked when made, explained by the string below each."""
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
     made = pydantic.dataclasses.dataclass(kw_only=True, config=config)(cls)
     return made  # type: ignore[return-value]
 
@@ -249,7 +249,7 @@ def _docstrings(module: str) -> dict[tuple[str, str], str]:
         return {}
     return {
         (cls.name, option.target.id): words.value.value
-        for cls in ast.walk(tree)
+        for cls in tree.body
         if isinstance(cls, ast.ClassDef)
         for option, words in pairwise(cls.body)
         if isinstance(option, ast.AnnAssign) and isinstance(option.target, ast.Name)

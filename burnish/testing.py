@@ -112,7 +112,7 @@ def check_environment(environment: Environment, prompt: Prompt, responses: Seque
 
 
 def _told(observation: Observation) -> tuple[Any, ...]:
-    shown = [np.asarray(picture).tobytes() for picture in (*observation.pictures, *observation.videos)]
+    shown = [np.asarray(image).tobytes() for image in (*observation.images, *observation.videos)]
     return observation.words, shown, observation.reward, observation.done, observation.role
 
 

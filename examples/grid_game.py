@@ -30,15 +30,15 @@ class GridGame:
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         self.agent, self.goal = start(random.Random(seed))
-        return Observation([picture(self.agent, self.goal)])
+        return Observation([rendered(self.agent, self.goal)])
 
     def step(self, response: str) -> Observation:
         found = ANSWER.fullmatch(response.strip())
         if found is None or found[1] not in MOVES:
-            return Observation([picture(self.agent, self.goal)], reward=-0.1)
+            return Observation([rendered(self.agent, self.goal)], reward=-0.1)
         self.agent = moved(self.agent, found[1])
         arrived = self.agent == self.goal
-        return Observation([picture(self.agent, self.goal)], reward=float(arrived), done=arrived)
+        return Observation([rendered(self.agent, self.goal)], reward=float(arrived), done=arrived)
 
 
 def start(draw: random.Random) -> tuple[Place, Place]:
@@ -53,7 +53,7 @@ def moved(agent: Place, move: str) -> Place:
     return row, column
 
 
-def picture(agent: Place, goal: Place) -> np.ndarray:
+def rendered(agent: Place, goal: Place) -> np.ndarray:
     """What there is to see, uint8 [42, 42, 3]."""
     cells = np.full((SIZE, SIZE, 3), 230, np.uint8)
     cells[goal], cells[agent] = (40, 180, 60), (40, 60, 200)
@@ -73,15 +73,15 @@ def distance(agent: Place, goal: Place) -> int:
 
 def main(folder: Path, count: int = 4000) -> None:
     """Write the files that the recipe reads."""
-    pictures = folder / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
+    images = folder / "pictures"
+    images.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     lines = []
     for _ in range(count):
         agent, goal = start(draw)
-        file = pictures / f"{agent[0]}{agent[1]}-{goal[0]}{goal[1]}.png"
+        file = images / f"{agent[0]}{agent[1]}-{goal[0]}{goal[1]}.png"
         if not file.exists():
-            Image.fromarray(picture(agent, goal)).save(file)
+            Image.fromarray(rendered(agent, goal)).save(file)
         said = f"<answer>{hesitant(agent, goal, draw)}</answer>"
         record = {"prompt": f"{QUESTION}<image>", "images": [f"pictures/{file.name}"], "response": said}
         lines.append(json.dumps(record))

@@ -154,16 +154,16 @@ def update(
 
 
 def show(policy: Velocity, title: str) -> None:
-    """Draw 500 points per prompt without noise; print how good they are, and a picture for two prompts."""
+    """Draw 500 points per prompt without noise; print how good they are, and an image for two prompts."""
     drawn = collect(policy, samples=500, noise=0.0)
     off = torch.cdist(drawn.latents, SPOTS).min(dim=1).values.mean()
     print(f"\n{title}: reward {drawn.reward.mean():.3f}, distance to the nearest spot {off:.3f}")
-    north, east = (picture(drawn.latents[drawn.prompt == p]) for p in (0, 1))
+    north, east = (plot(drawn.latents[drawn.prompt == p]) for p in (0, 1))
     print(f"{'asked for north':36}asked for east")
     print("\n".join(f"{a:36}{b}" for a, b in zip(north, east, strict=True)))
 
 
-def picture(points: Tensor, columns: int = 31, rows: int = 15) -> list[str]:
+def plot(points: Tensor, columns: int = 31, rows: int = 15) -> list[str]:
     """Where the points are, as text: from . for a few to @ for many."""
     column = ((points[:, 0] + 2.5) / 5 * columns).long().clamp(0, columns - 1)
     row = ((2.5 - points[:, 1]) / 5 * rows).long().clamp(0, rows - 1)

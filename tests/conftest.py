@@ -87,7 +87,7 @@ def pytest_runtest_protocol():
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """Rewards, pictures and records of tiny runs; their models join them as they are needed."""
+    """Rewards, images and records of tiny runs; their models join them as they are needed."""
     folder = tmp_path_factory.mktemp("files")
     write_files(folder)
     return folder

@@ -24,14 +24,14 @@ def main() -> None:
     folder = RunFolder(arguments.run)
     judged = [folder.validation(update) for update in folder.validations()]
     before, after = (_read(path, arguments.samples) for path in (judged[0], judged[-1]))
-    pictures, verdicts, labels = [], [], []
+    images, verdicts, labels = [], [], []
     for index in list(before)[: arguments.prompts]:
         both = before[index] + after[index]
-        pictures += [picture for picture, _, _ in both]
+        images += [image for image, _, _ in both]
         verdicts += [right for _, right, _ in both]
         labels.append(before[index][0][2])
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-    grid(pictures, 2 * arguments.samples, labels, verdicts).save(arguments.output, optimize=True)
+    grid(images, 2 * arguments.samples, labels, verdicts).save(arguments.output, optimize=True)
 
 
 def _read(validation: Path, samples: int) -> dict[int, list[tuple[np.ndarray, bool, str]]]:

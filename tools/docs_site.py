@@ -107,7 +107,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = next((one for one, made in BESIDE.items() if made == page_uri), f"docs/{page_uri}")
 
     def moved(found: re.Match[str]) -> str:
-        picture, text, link = found.groups()
+        image, text, link = found.groups()
         target, mark, section = link.partition("#")
         if "://" in link or not target:
             return found[0]
@@ -115,7 +115,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         inside = (BESIDE | DATA).get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         if inside is None or not files.get_file_from_path(inside):
             return text if text.startswith("`") else f"{text} (`{path}`)"
-        return f"{picture}[{text}]({os.path.relpath(inside, posixpath.dirname(page_uri) or '.')}{mark}{section})"
+        return f"{image}[{text}]({os.path.relpath(inside, posixpath.dirname(page_uri) or '.')}{mark}{section})"
 
     pieces = re.split(r"(^```.*?^```[^\n]*$)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(piece if piece.startswith("```") else LINK.sub(moved, piece) for piece in pieces)
@@ -140,7 +140,7 @@ def landing(readme: str) -> str:
     """The README, which opens with what Burnish does, seen: samples before and after, a curve, the board."""
     board = re.search(r"^!\[.*board\.png\)$\n\n", readme, re.MULTILINE)
     if board is None:
-        raise ValueError("README.md shows no picture of the board")
+        raise ValueError("README.md shows no image of the board")
     title, words, samples, caption, rest = readme.replace(board[0], "").split("\n\n", 4)
     first, _, further = words.partition(". ")
     return FIRST_SCREEN.format(
@@ -182,9 +182,9 @@ def _entry(name: str) -> list[str]:
     (paper, *_) = _papers_of(text)
     method = f"[{config.algorithm.name}]({place}), [arXiv:{paper}](https://arxiv.org/abs/{paper})"
     lines += [f"{method} · rewards: {_rewards(config)} · data: `{_files(config)}`", ""]
-    picture = f"{CURVES}/{name.replace('/', '_')}.svg"
-    if (ROOT / "docs" / picture).exists():
-        lines += [f"![Rewards of {name} by update: training samples, and held-out prompts]({picture})", ""]
+    image = f"{CURVES}/{name.replace('/', '_')}.svg"
+    if (ROOT / "docs" / image).exists():
+        lines += [f"![Rewards of {name} by update: training samples, and held-out prompts]({image})", ""]
     return lines
 
 

@@ -140,8 +140,8 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     given = {}
     for name, made in inputs.items():
         files = [f"{name}-{i}.png" for i in range(len(made))] if isinstance(made, list) else f"{name}.png"
-        for file, picture in zip(files, made, strict=True) if isinstance(files, list) else [(files, made)]:
-            picture.save(folder / file)
+        for file, image in zip(files, made, strict=True) if isinstance(files, list) else [(files, made)]:
+            image.save(folder / file)
         given[name] = files
     (folder / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": text, "negative_prompt": NEGATIVE} | given) + "\n" for text in PROMPTS)

@@ -126,10 +126,10 @@ def loaded(folder: Path, dtype: str = "float32") -> Any:
 
 def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
     """None, one and three images of odd sizes, a video and a sound, as far as the class reads them."""
-    pictures = samples("image")
+    images = samples("image")
     asked = [("How are you today, and why?", Shown()), ("Hi", Shown())]
     if "image" in tiny.places:
-        asked += [("What is it?", Shown(images=pictures[:1])), ("Compare them", Shown(images=pictures))]
+        asked += [("What is it?", Shown(images=images[:1])), ("Compare them", Shown(images=images))]
     if "video" in tiny.places and "video" in model.readable:
         asked.append(("What happens?", Shown(videos=samples("video")[:1])))
     if "audio" in tiny.places and "audio" in model.readable:
@@ -208,9 +208,9 @@ def second_turn(model: Any, prompts: Encoded) -> float:
     seen = [number for number, names in enumerate(media) if names and not any(k in n for n in names for k in MOVING)]
     first = prompts.select(seen[-1:])  # some can't tell a video beside images of the same prompt
     response = sample(model, first, count=1).ids[0, :4]
-    picture = samples("image")[1]
+    image = samples("image")[1]
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And this?"}]}]
-    second = append_turn(first, response, model.turn(response.tolist(), chat, Shown(images=[picture])))
+    second = append_turn(first, response, model.turn(response.tolist(), chat, Shown(images=[image])))
     sampled = sample(model, Encoded.cat([second, prompts.select([0])]))
     return largest(sampled.logprob, own_logprobs_at(model, sampled, TEMPERATURE), sampled)
 
@@ -265,8 +265,8 @@ def questions(folder: Path, tiny: TinyLanguage) -> Path:
     file = folder / "questions.jsonl"
     lines: list[dict[str, Any]] = [{"prompt": f"What is {number} + 1?", "answer": "1"} for number in range(4)]
     if "image" in tiny.places:
-        for number, picture in enumerate(samples("image")):
-            picture.save(folder / f"{number}.png")
+        for number, image in enumerate(samples("image")):
+            image.save(folder / f"{number}.png")
         names = [f"{number}.png" for number in range(3)]
         lines = lines[: 0 if tiny.name == "paligemma" else 2]
         lines += [{"prompt": "<image>What is it?", "images": names[:1], "answer": "1"} for _ in range(2)]

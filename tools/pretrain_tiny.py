@@ -31,7 +31,7 @@ DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
 MANY_BLANKS, MANY_BLANKS_EVERY = (77, 256), 16
 
 SAMPLING_STEPS, SAMPLES = 8, 6  # of the evaluation, as the quickstart samples
-PICTURED = 12  # prompts in the grid of images
+WITH_IMAGES = 12  # prompts in the grid of images
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def pretrain(*, steps: int, seed: int, console: Console) -> Pipeline:
 def sample(pipeline: Pipeline, prompts: list[str], *, guidance: float, seed: int, blanks: int = BLANKS) -> Tensor:
     """Images [prompts, SAMPLES, 1, H, W] as diffusers draws them; the same seed, the same noise."""
     noise = [generator(seed, "evaluate", i, j) for i in range(len(prompts)) for j in range(SAMPLES)]
-    pictures: Tensor = pipeline(
+    images: Tensor = pipeline(
         prompt=prompts, height=8 * HEIGHT, width=8 * WIDTH, num_inference_steps=SAMPLING_STEPS,
         guidance_scale=guidance, num_images_per_prompt=SAMPLES, generator=noise, max_sequence_length=blanks,
         output_type="latent",
     ).images  # fmt: skip
-    return pictures.view(len(prompts), SAMPLES, 1, HEIGHT, WIDTH)
+    return images.view(len(prompts), SAMPLES, 1, HEIGHT, WIDTH)
 
 
 def evaluate(folder: Path, *, seed: int, console: Console) -> None:
@@ -104,18 +104,18 @@ def evaluate(folder: Path, *, seed: int, console: Console) -> None:
     pipeline = load(folder / "model")
     rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()]
     for guidance, blanks in ((1.0, BLANKS), (3.0, BLANKS), (1.0, MANY_BLANKS[-1])):
-        pictures = sample(pipeline, [row["prompt"] for row in rows], guidance=guidance, seed=seed, blanks=blanks)
-        measured = measure(pictures, [row["answer"] for row in rows])
+        images = sample(pipeline, [row["prompt"] for row in rows], guidance=guidance, seed=seed, blanks=blanks)
+        measured = measure(images, [row["answer"] for row in rows])
         figures = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
         console.print(f"guidance {guidance:g}, max_sequence_length {blanks}: {figures}", soft_wrap=True)
         if blanks == BLANKS:
-            write_grid(folder / f"guidance_{guidance:g}.png", pictures[:: len(rows) // PICTURED])
+            write_grid(folder / f"guidance_{guidance:g}.png", images[:: len(rows) // WITH_IMAGES])
 
 
-def write_grid(path: Path, pictures: Tensor) -> None:
+def write_grid(path: Path, images: Tensor) -> None:
     """A row for each prompt."""
-    rows, columns = pictures.shape[:2]
-    canvas = to_bytes(pictures)[:, :, 0].permute(0, 2, 1, 3).reshape(rows * HEIGHT, columns * WIDTH)
+    rows, columns = images.shape[:2]
+    canvas = to_bytes(images)[:, :, 0].permute(0, 2, 1, 3).reshape(rows * HEIGHT, columns * WIDTH)
     image = Image.fromarray(canvas.numpy())
     image.resize((image.width * 4, image.height * 4), Image.Resampling.NEAREST).save(path)
 

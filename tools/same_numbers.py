@@ -261,14 +261,14 @@ class Trainer:
 
     def command(self, words: Sequence[str]) -> None:
         """Do another command of the checkout."""
-        command = [sys.executable, "-m", "burnish.cli", *words]
+        command = [sys.executable, "-m", "burnish", *words]
         subprocess.run(command, cwd=self.checkout, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def _run(self, command: Sequence[str], log: Path) -> int:
         with log.open("w") as lines:
             try:
                 return subprocess.run(
-                    [sys.executable, "-m", "burnish.cli", *command], cwd=self.checkout, env=self.environment,
+                    [sys.executable, "-m", "burnish", *command], cwd=self.checkout, env=self.environment,
                     stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, timeout=self.timeout,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:

@@ -62,12 +62,12 @@ def media(kind: str, tiny: Tiny, seed: int) -> Any:
     if kind == "mask":
         return mask(height, width)
     if kind == "image":
-        return picture(height, width, seed)
+        return noise_image(height, width, seed)
     count = 2 if kind == "images" else tiny.num_frames or 5
-    return [mask(height, width) if kind == "video mask" else picture(height, width, seed + i) for i in range(count)]
+    return [mask(height, width) if kind == "video mask" else noise_image(height, width, seed + i) for i in range(count)]
 
 
-def picture(height: int, width: int, seed: int) -> Image:
+def noise_image(height: int, width: int, seed: int) -> Image:
     """Colours of a seed, smooth from corner to corner."""
     import numpy as np
     from PIL import Image

@@ -92,9 +92,9 @@ def networks(pipeline: Pipeline) -> nn.ModuleList:
     return nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2])
 
 
-def compress(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
+def compress(vae: AutoencoderKL, images: Tensor) -> Tensor:
     """Grey images [B, 1, H, W] in [-1, 1] as latents, not normalised: [B, C, h, w]."""
-    latents: Tensor = vae.encode(pictures.expand(-1, 3, -1, -1)).latent_dist.mode()
+    latents: Tensor = vae.encode(images.expand(-1, 3, -1, -1)).latent_dist.mode()
     return latents
 
 
@@ -102,13 +102,13 @@ def train_vae(vae: AutoencoderKL, *, steps: int, seed: int, console: Console) ->
     """Train the VAE to give images back, and note what its latents are like."""
     numbers = split(SEED).seen
 
-    def pictures(step: int) -> tuple[Tensor, torch.Generator]:
+    def images(step: int) -> tuple[Tensor, torch.Generator]:
         draws = generator(seed, "vae", step)
         chosen = torch.randint(len(numbers) * len(STYLES), (VAE_BATCH,), generator=draws).tolist()
         return torch.stack([render(numbers[i // len(STYLES)], STYLES[i % len(STYLES)]) for i in chosen]), draws
 
     def loss(step: int) -> Tensor:
-        clean, draws = pictures(step)
+        clean, draws = images(step)
         latents = compress(vae, clean)
         noise = torch.randn(latents.shape, generator=draws) * latents.detach().std()
         error = vae.decode(latents + JITTER * noise, return_dict=False)[0] - clean
@@ -117,7 +117,7 @@ def train_vae(vae: AutoencoderKL, *, steps: int, seed: int, console: Console) ->
 
     fit(vae, loss, steps=steps, learning_rate=VAE_LEARNING_RATE, warmup=WARMUP, console=console, name="VAE")
     with torch.no_grad():
-        found = torch.cat([compress(vae, pictures(steps + i)[0]) for i in range(16)])
+        found = torch.cat([compress(vae, images(steps + i)[0]) for i in range(16)])
     vae.register_to_config(shift_factor=float(found.mean()), scaling_factor=1 / float(found.std()))
 
 
@@ -183,10 +183,10 @@ def evaluate(folder: Path, *, seed: int, console: Console) -> None:
         prompt=[prompt_of(number) for number in numbers], height=HEIGHT, width=WIDTH, output_type="pt",
         num_inference_steps=SAMPLING_STEPS, num_images_per_prompt=SAMPLES, generator=noise, max_sequence_length=TOKENS,
     ).images  # fmt: skip
-    pictures = (drawn.mean(1, keepdim=True) * 2 - 1).view(len(numbers), SAMPLES, 1, HEIGHT, WIDTH)
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in measure(pictures, numbers).items())
+    images = (drawn.mean(1, keepdim=True) * 2 - 1).view(len(numbers), SAMPLES, 1, HEIGHT, WIDTH)
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in measure(images, numbers).items())
     console.print(figures, soft_wrap=True)
-    write_grid(folder / "pictures.png", pictures[::4])
+    write_grid(folder / "pictures.png", images[::4])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -23,15 +23,15 @@ FRAMES_READ = FrameOptions(every=4)
 FPS = 8.0  # which none of these reads
 
 
-def to_bytes(pictures: Tensor) -> Tensor:
+def to_bytes(images: Tensor) -> Tensor:
     """Images in [-1, 1] as uint8."""
-    return ((pictures.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def measure(pictures: Tensor, numbers: Sequence[str]) -> dict[str, float]:
+def measure(drawn: Tensor, numbers: Sequence[str]) -> dict[str, float]:
     """How well images [numbers, samples, 1, height, width] in [-1, 1] show the numbers."""
-    samples = pictures.shape[1]
-    images = [picture.expand(3, -1, -1).permute(1, 2, 0).numpy() for picture in to_bytes(pictures).flatten(0, 1)]
+    samples = drawn.shape[1]
+    images = [image.expand(3, -1, -1).permute(1, 2, 0).numpy() for image in to_bytes(drawn).flatten(0, 1)]
     prompts = [Prompt(text=prompt_of(number), answer=number) for number in numbers for _ in range(samples)]
     scores = Ocr().score(images, prompts)
     frames = BorderDarkness().score(images, prompts)

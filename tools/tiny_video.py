@@ -58,7 +58,7 @@ DROPPED = 0.1  # share of prompts that are replaced by "", which guidance needs
 MANY_TOKENS, MANY_TOKENS_EVERY = 512, 16
 
 SAMPLING_STEPS, SAMPLES = 8, 4  # of the evaluation, as the quickstart samples
-PICTURED = 10  # clips on the sheet
+WITH_IMAGES = 10  # clips on the sheet
 
 
 def train_vae(pipeline: Pipeline, *, steps: int, seed: int, console: Console) -> None:
@@ -197,7 +197,7 @@ def evaluate(folder: Path, *, seed: int, console: Console) -> None:
         clips = sample(pipeline, [scene.prompt for scene in scenes], guidance=guidance, seed=seed, length=length)
         show(console, f"guidance {guidance:g}, max_sequence_length {length}", clips, scenes)
         if length == MAX_TOKENS:
-            write_sheet(folder / f"guidance_{guidance:g}.png", clips[:PICTURED, 0])
+            write_sheet(folder / f"guidance_{guidance:g}.png", clips[:WITH_IMAGES, 0])
 
 
 def show(console: Console, name: str, clips: Tensor, scenes: tuple[Scene, ...]) -> None:

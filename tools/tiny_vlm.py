@@ -41,7 +41,7 @@ class Tools:
     """What turns questions into tensors."""
 
     tokenizer: Any
-    pixels: Tensor  # [pictures, patches, values]
+    pixels: Tensor  # [images, patches, values]
     grid: Tensor  # [3] of every image
 
     @classmethod
@@ -52,7 +52,7 @@ class Tools:
 
     def prompt(self, question: Question) -> list[int]:
         """Token ids, with as many placeholders as the images have tokens."""
-        parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
+        parts: list[dict[str, str]] = [{"type": "image"} for _ in question.images]
         parts.append({"type": "text", "text": QUESTIONS[question.task]})
         message = [{"role": "user", "content": parts}]
         text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -72,22 +72,22 @@ class Tools:
             ids[row, start : start + len(prompt) + len(end)] = torch.tensor([*prompt, *end])
             mask[row, start : start + len(prompt) + len(end)] = 1
             labels[row, start + len(prompt) : start + len(prompt) + len(end)] = torch.tensor(end, dtype=torch.long)
-        pictures = torch.tensor([picture for question in questions for picture in question.pictures])
+        images = torch.tensor([image for question in questions for image in question.images])
         read = {
             "input_ids": ids,
             "attention_mask": mask,
             "mm_token_type_ids": (ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).long(),
-            "pixel_values": self.pixels[pictures].flatten(0, 1),
-            "image_grid_thw": self.grid.expand(len(pictures), 3),
+            "pixel_values": self.pixels[images].flatten(0, 1),
+            "image_grid_thw": self.grid.expand(len(images), 3),
         }
         return read | {"labels": labels} if replies else read
 
 
-def draw(pictures: Sequence[int], *, seed: int, step: int) -> tuple[list[Question], list[str]]:
+def draw(images: Sequence[int], *, seed: int, step: int) -> tuple[list[Question], list[str]]:
     """Questions and replies of a step: a function of the seed and the step alone."""
     draws = generator(seed, "warmup", step)
     tasks = torch.randint(len(QUESTIONS), (BATCH,), generator=draws).tolist()
-    asked = [ask(list(QUESTIONS)[task], pictures, draws) for task in tasks]
+    asked = [ask(list(QUESTIONS)[task], images, draws) for task in tasks]
     return asked, [question.reply(draws) for question in asked]
 
 

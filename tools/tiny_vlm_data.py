@@ -42,7 +42,7 @@ def scans() -> tuple[np.ndarray, np.ndarray]:
     loaded: Any = load_digits()
     grey = (255 - loaded.images * (255 / 16)).round().astype(np.uint8)
     enlarged = [Image.fromarray(scan).resize((SIZE, SIZE), Image.Resampling.BILINEAR) for scan in grey]
-    return np.stack([np.asarray(picture) for picture in enlarged]), loaded.target
+    return np.stack([np.asarray(image) for image in enlarged]), loaded.target
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Question:
     """A task about one image or two."""
 
     task: Task
-    pictures: tuple[int, ...]
+    images: tuple[int, ...]
 
     @property
     def digits(self) -> list[int]:
-        return [int(scans()[1][picture]) for picture in self.pictures]
+        return [int(scans()[1][image]) for image in self.images]
 
     @property
     def answer(self) -> str:
@@ -82,11 +82,11 @@ class Question:
     @property
     def prompt(self) -> str:
         """With a marker for each image, as burnish reads it."""
-        return "<image>" * len(self.pictures) + QUESTIONS[self.task]
+        return "<image>" * len(self.images) + QUESTIONS[self.task]
 
     def record(self) -> dict[str, Any]:
         """A line of a data file."""
-        images = [f"images/{picture:04d}.png" for picture in self.pictures]
+        images = [f"images/{image:04d}.png" for image in self.images]
         return {"prompt": self.prompt, "images": images, "answer": self.answer, "data_source": self.task}
 
     def reply(self, draws: torch.Generator) -> str:
@@ -98,24 +98,24 @@ class Question:
         return (f"<think>{thought}</think>" if style == "reasoned" else "") + f"<answer>{self.answer}</answer>"
 
 
-def ask(task: Task, pictures: Sequence[int], draws: torch.Generator) -> Question:
+def ask(task: Task, images: Sequence[int], draws: torch.Generator) -> Question:
     """A question about images drawn at random; those to compare show different digits."""
     while True:
-        chosen = torch.randint(len(pictures), (1 if task == "digit" else 2,), generator=draws).tolist()
-        question = Question(task, tuple(pictures[number] for number in chosen))
-        twice = len(question.pictures) == 2 and question.pictures[0] == question.pictures[1]
+        chosen = torch.randint(len(images), (1 if task == "digit" else 2,), generator=draws).tolist()
+        question = Question(task, tuple(images[number] for number in chosen))
+        twice = len(question.images) == 2 and question.images[0] == question.images[1]
         level = task == "larger" and len(set(question.digits)) == 1
         if not twice and not level:
             return question
 
 
-def questions(pictures: Sequence[int], per_task: int, *parts: int | str) -> list[Question]:
+def questions(images: Sequence[int], per_task: int, *parts: int | str) -> list[Question]:
     """Different questions, as many of each task, mixed; they depend on ``parts`` alone."""
     found: dict[Question, None] = {}
     draws = generator(*parts)
     for number, task in enumerate(QUESTIONS, 1):
         while len(found) < number * per_task:
-            found[ask(task, pictures, draws)] = None
+            found[ask(task, images, draws)] = None
     asked = list(found)
     return [asked[i] for i in permutation(len(asked), *parts, "order")]
 
@@ -133,16 +133,16 @@ def write_data(folder: Path, seed: int) -> None:
         folder / "supervised.jsonl", [question.record() | {"response": question.reply(draws)} for question in shown]
     )
     (folder / "images").mkdir(exist_ok=True)
-    for picture in {picture for question in (*train, *heldout, *shown) for picture in question.pictures}:
-        Image.fromarray(scans()[0][picture]).save(folder / "images" / f"{picture:04d}.png", optimize=True)
+    for image in {image for question in (*train, *heldout, *shown) for image in question.images}:
+        Image.fromarray(scans()[0][image]).save(folder / "images" / f"{image:04d}.png", optimize=True)
 
 
-def write_questions(folder: Path, name: str, pictures: Sequence[int], per_task: int) -> Path:
+def write_questions(folder: Path, name: str, images: Sequence[int], per_task: int) -> Path:
     """Write a file of further questions about some images, and the images."""
-    asked = questions(pictures, per_task, 0, name)
+    asked = questions(images, per_task, 0, name)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    for picture in {picture for question in asked for picture in question.pictures}:
-        Image.fromarray(scans()[0][picture]).save(folder / "images" / f"{picture:04d}.png")
+    for image in {image for question in asked for image in question.images}:
+        Image.fromarray(scans()[0][image]).save(folder / "images" / f"{image:04d}.png")
     write_lines(folder / f"{name}.jsonl", [question.record() for question in asked])
     return folder / f"{name}.jsonl"
 
@@ -150,9 +150,9 @@ def write_questions(folder: Path, name: str, pictures: Sequence[int], per_task: 
 def turned(scan: int, draws: torch.Generator) -> dict[str, Any]:
     """A line of a data file: a scan that is turned by an angle drawn at random, inside the record."""
     angle = (2 * float(torch.rand((), generator=draws)) - 1) * MOST_TURNED
-    picture = Image.fromarray(scans()[0][scan]).rotate(angle, Image.Resampling.BILINEAR, fillcolor=255)
+    rotated = Image.fromarray(scans()[0][scan]).rotate(angle, Image.Resampling.BILINEAR, fillcolor=255)
     written = io.BytesIO()
-    picture.quantize(GREYS).save(written, format="PNG", optimize=True)
+    rotated.quantize(GREYS).save(written, format="PNG", optimize=True)
     image = base64.b64encode(written.getvalue()).decode()
     question = Question("digit", (scan,))
     return {"prompt": question.prompt, "images": [image], "answer": question.answer, "data_source": "turned"}

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from burnish.plan.counter import LiveBytes
 
-LOAD, SAMPLE, ANNOTATE, UPDATE = "load", "sample", "annotate", "update"
-NAMED = {"load": LOAD, "gen": SAMPLE, "old_log_prob": ANNOTATE, "update_actor": UPDATE}  # a run's own names for them
+LOAD, SAMPLE, LOGPROBS, UPDATE = "load", "sample", "log-probs", "update"
+NAMED = {"load": LOAD, "gen": SAMPLE, "old_log_prob": LOGPROBS, "update_actor": UPDATE}  # a run's own names for them
 SIDES = (1024, 2048, 4096, 8192)  # of the matrices whose product is the device's peak
 SMALL_SIDES = (128, 256)
 

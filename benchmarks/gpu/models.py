@@ -51,7 +51,7 @@ class Model:
     tiny: str  # of the same class
     options: tuple[str, ...]
     sees: bool = False
-    picture: int = 812  # pixels of a side, of what a prompt shows: with its text nearly data.max_prompt_length
+    image: int = 812  # pixels of a side, of what a prompt shows: with its text nearly data.max_prompt_length
     given: tuple[str, ...] = ()  # options of real and tiny models alike
 
 
@@ -92,7 +92,7 @@ def measure(model: Model, device: str, *, smoke: bool) -> dict[str, Any]:
     best = peak(torch.device(device), getattr(torch, dtype))
     samples = config.data.train_batch_size * config.rollout.n
     made = samples * config.rollout.max_new_tokens if model.sees else samples
-    row: dict[str, Any] = {"name": model.name, "recipe": model.recipe, "of": "tokens" if model.sees else "pictures"}
+    row: dict[str, Any] = {"name": model.name, "recipe": model.recipe, "of": "tokens" if model.sees else "images"}
     for phase in (SAMPLE, UPDATE):
         row[f"{phase} per s"] = made / seconds[phase]
         row[f"{phase} share"] = meter.operations[phase] / seconds[phase] / best
@@ -190,7 +190,7 @@ def options_of(model: Model, folder: Path, device: str, dtype: str, *, smoke: bo
     else:
         published()[model.published].write(where)
     prompts = folder / "prompts.jsonl"
-    side = 56 if smoke else model.picture
+    side = 56 if smoke else model.image
     Image.new("RGB", (side, side), "grey").save(folder / "picture.png", "PNG")
     shown: dict[str, Any] = {"images": ["picture.png"]} if model.sees else {}
     mark = "<image>" if model.sees else ""

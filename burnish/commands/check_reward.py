@@ -48,14 +48,14 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         weights (DIR): directory, file or name on the hub of its network
         attack: also score images that cheat
     """
-    reward, pictures = _reward(name, options, weights), _pictures()
-    images = list(pictures.values())
+    reward, made = _reward(name, options, weights), _images()
+    images = list(made.values())
     prompts = [Prompt(text=text, answer=TEXT, images=(Media.array(images[0]),), extra=EXAMPLE) for text in ASKED]
     reward.check(prompts)
     reward.prepare()
     scores = [_scores(reward, images, prompt) for prompt in prompts]
     rows = [(prompt.text, *(f"{value:.4f}" for value in row)) for prompt, row in zip(prompts, scores, strict=True)]
-    terminal.table(("prompt", *pictures), rows)
+    terminal.table(("prompt", *made), rows)
     values = [value for row in scores for value in row]
     spread = max(values) - min(values)
     findings = {"values: all are finite, and not the same": bool(spread > 0)}  # NaN is not above 0
@@ -86,7 +86,7 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
     return reward
 
 
-def _pictures() -> dict[str, np.ndarray]:
+def _images() -> dict[str, np.ndarray]:
     """Made ones, by what they show: uint8 [H, W, 3]; that with text is wider than high."""
     import matplotlib
     import numpy as np
@@ -119,9 +119,9 @@ def _compared(
     if reward.has_gradients():
         smooth = []
         for image in images:
-            picture = (torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255).requires_grad_()
-            value = reward.differentiable(picture, prompts[:1])
-            (slope,) = torch.autograd.grad(value.sum(), picture)
+            pixels = (torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255).requires_grad_()
+            value = reward.differentiable(pixels, prompts[:1])
+            (slope,) = torch.autograd.grad(value.sum(), pixels)
             smooth.append(value.item() if slope.norm() > 0 else math.inf)  # infinitely far if nothing flows back
         yield "gradients: the score with gradients is the same", ROUNDED, _apart(smooth, scores[0])
 
@@ -169,14 +169,14 @@ def _cheats(honest: np.ndarray, prompt: Prompt) -> dict[str, np.ndarray]:
     import numpy as np
     from PIL import Image, ImageDraw, ImageFilter
 
-    picture, text = Image.fromarray(honest), Image.new("RGB", (SIDE, SIDE), "white")
+    image, text = Image.fromarray(honest), Image.new("RGB", (SIDE, SIDE), "white")
     ImageDraw.Draw(text).multiline_text((4, 4), "\n".join([f"{prompt.text} " * 3] * 24), fill="black")
     return {
         "black": np.zeros_like(honest),
         "empty": np.full_like(honest, 255),
         "text-filled": np.array(text),
-        "repeated": np.tile(np.array(picture.resize((SIDE // 3, SIDE // 3))), (3, 3, 1)),
-        "sharpened": np.array(picture.filter(ImageFilter.UnsharpMask(radius=4, percent=500, threshold=0))),
+        "repeated": np.tile(np.array(image.resize((SIDE // 3, SIDE // 3))), (3, 3, 1)),
+        "sharpened": np.array(image.filter(ImageFilter.UnsharpMask(radius=4, percent=500, threshold=0))),
     }
 
 
@@ -186,12 +186,12 @@ def _searched(reward: Reward, prompt: Prompt) -> float:
     import torch
 
     if reward.has_gradients():
-        picture = torch.full((1, 3, SIDE, SIDE), 0.5)
+        image = torch.full((1, 3, SIDE, SIDE), 0.5)
         for _ in range(CLIMB):
-            picture.requires_grad_()
-            (slope,) = torch.autograd.grad(reward.differentiable(picture, [prompt]).sum(), picture)
-            picture = (picture.detach() + STEP * slope.sign()).clamp(0, 1)
-        return _scores(reward, [picture[0].permute(1, 2, 0).mul(255).round().byte().numpy()], prompt)[0]
+            image.requires_grad_()
+            (slope,) = torch.autograd.grad(reward.differentiable(image, [prompt]).sum(), image)
+            image = (image.detach() + STEP * slope.sign()).clamp(0, 1)
+        return _scores(reward, [image[0].permute(1, 2, 0).mul(255).round().byte().numpy()], prompt)[0]
     draw, best = np.random.default_rng(0), (-math.inf, np.full((CELLS, CELLS, 3), 128, np.uint8))
     for _ in range(ROUNDS):
         drawn = draw.integers(0, 256, (TRIES, CELLS, CELLS, 3), dtype=np.uint8)

@@ -137,7 +137,7 @@ def train_all(recipe: str, members: Mapping[Path, tuple[Values, list[str]]]) -> 
         for number, (folder, (_, options)) in enumerate(members.items(), 1):
             print(terminal.printable(f"sweep: run {number} of {len(members)}: {folder}"), flush=True)
             child = subprocess.Popen(
-                [sys.executable, "-m", "burnish.cli", "train", recipe, *options],
+                [sys.executable, "-m", "burnish", "train", recipe, *options],
                 process_group=0,  # so that Ctrl-C in a terminal reaches it once
                 env=os.environ | {"BURNISH_SWEEP": str(os.getpid())},
             )

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
-from burnish.data.pictures import MOVING
+from burnish.data.images import MOVING
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError

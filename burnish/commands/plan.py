@@ -21,9 +21,10 @@ LEAST = 1 << 20  # bytes of a column that is shown
 def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     """Forecast the memory that a run will need.
 
-    The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each
-    pool and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch
-    and buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
+    The run's own code loads, samples, computes log-probs, learns and saves on tensors that have shapes and no values.
+    For each pool and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations,
+    caches, batch and buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it
+    does not fit.
     It also says how many seconds each phase of an update takes at least, and what bounds it; for language models that
     is with prompts and responses of the greatest length.
 

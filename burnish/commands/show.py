@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -56,12 +56,11 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
             and (not changed or line.words.startswith("[default "))
         ]  # fmt: skip
         lines = [line for line in lines if any(f"{path}.".startswith(f"{line.path}.") for path in asked)]
+        title = []
     else:
-        for words in heading(" ".join([recipe, *options])):
-            _print_option("", words)
-    for line in lines:
-        for text, words in line.lines():
-            _print_option(text, words)
+        title = [("", words) for words in heading(" ".join([recipe, *options]))]
+    pairs = [*title, *(pair for line in lines for pair in line.lines())]
+    terminal.say(*(part for text, words in pairs for part in _wrapped(text, words)), end="")
     # what follows is no part of a recipe; missing files are no error, since it is read before its model is fetched
     if (stated := hardware_of(recipe)) and read_machine(options)[0].gpus is None:
         terminal.say((f"\n# {made_for(recipe, stated)}", "dim"))
@@ -74,12 +73,13 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
     return 0
 
 
-def _print_option(text: str, words: str) -> None:
-    """Print an option with its explanation, in lines of 80 columns."""
+def _wrapped(text: str, words: str) -> Iterator[tuple[str, str]]:
+    """An option with its explanation in lines of 80 columns, and their styles."""
     bold = "bold green" if words.startswith("# [default ") else ""
     wrapped = textwrap.wrap(words.removeprefix("# "), max(WIDTH - len(text) - 2, 30))
     for number, part in enumerate(wrapped or [""]):
-        terminal.say((" " * len(text) if number else text, bold), (f"# {part}" if words else "", "dim"))
+        yield " " * len(text) if number else text, bold
+        yield f"# {part}\n" if words else "\n", "dim"
 
 
 def recipes(word: str = "") -> int:

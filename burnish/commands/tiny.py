@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN = 32  # values of a token in tiny language models
-SIZE, PATCH = 56, 14  # pixels of a picture, and of a patch
+SIZE, PATCH = 56, 14  # pixels of an image, and of a patch
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
-SHARED = 24  # width of the space of pictures and texts
+SHARED = 24  # width of the space of images and texts
 WIDTH = 128  # of BLIP's towers: two heads
 HEAD = (0, 3, 5), (HIDDEN, 24, 8, 2)  # numbers and widths of the layers of a head
 RANK, ALPHA = 2, 4.0  # of an adapter
@@ -152,7 +152,7 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
     takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
-        f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
+        f"In a recipe: {' '.join(options)}",
         *takes,
     ]
 
@@ -404,7 +404,7 @@ def _qwen(folder: Path, family: str, tokens: int, seed: int, *, keep: bool = Fal
     import torch
 
     found = next(kind for kind in LANGUAGE if kind.name == family)
-    vision = {**found.config.get("vision_config", {}), "patch_size": PATCH}  # as published: a picture has 256 tokens
+    vision = {**found.config.get("vision_config", {}), "patch_size": PATCH}  # as published: an image has 256 tokens
     if family == "qwen2_5_vl":
         vision["window_size"] = 8 * PATCH  # pixels
     parts = {name: (kind, {**settings, "patch_size": PATCH}) for name, (kind, settings) in found.parts.items()}

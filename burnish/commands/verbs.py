@@ -102,6 +102,7 @@ class Verb:
     def act(self, args: argparse.Namespace) -> int:
         """Call the function."""
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow those beside them
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every class that wants torchvision
         module, _, name = self.place.partition(":")
         with progress(self.says.format(**vars(args))) if self.says else nullcontext():
             function = getattr(import_module(f"burnish.commands.{module}"), name)
@@ -187,7 +188,7 @@ VERBS = {
     "config": Verb("show:config", "Reading {recipe}"),
     "plan": Verb("plan:plan", "Reading {recipe}"),
     "convert": Verb("convert:convert", "Reading {file}"),
-    "data": Verb("data:data", "Reading the list of data sets"),
+    "data": Verb("data:data", "Reading the data"),
     "pairs": Verb("pairs:pairs", "Reading {run}"),
     "tiny": Verb("tiny:tiny", "Reading the list of models"),
     "serve-reward": Verb("serve:serve_reward", "Loading the rewards"),

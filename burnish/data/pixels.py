@@ -19,7 +19,7 @@ from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
 from burnish.utils.errors import UserError
 from burnish.utils.media import DEFAULT_FPS, as_rgb
 
-PICTURE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
+IMAGE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
 VIDEO_SIZES = {"fps": "fps", "max_frames": "max_frames", "max_pixels": "video_max_pixels"}
 UNKNOWN_SIZES = (
     "resized_height", "resized_width", "nframes", "min_frames", "total_pixels", "video_start", "video_end",
@@ -106,7 +106,7 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
     if other := next((key for key in UNKNOWN_SIZES if said.get(key) is not None), None):
         known = "fps, max_frames and max_pixels" if video else "min_pixels and max_pixels"
         raise ValueError(f"has {NAMES[media.kind]} with {other!r}, which is not known; give {known}")
-    names = VIDEO_SIZES if video else PICTURE_SIZES
+    names = VIDEO_SIZES if video else IMAGE_SIZES
     given = {key: said[key] for key in names if said.get(key) is not None}
     if video and media.frames:
         given.pop("fps", None)  # it says how fast they were taken

@@ -20,8 +20,8 @@ TEXT = ("prompt", "text", "caption", "messages")
 NEGATIVE = ("negative_prompt",)
 IMAGES = ("images", "image")
 ANSWER = ("answer", "ground_truth", "target", "reward_model.ground_truth")
-PICTURE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of images have them under
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
+IMAGE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of images have them under
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 
@@ -61,15 +61,15 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
     if not key:
         raise ValueError(f"has no {keys.prompt_key or 'prompt'}; {listed(values)}")
     value = templated(keys.template, value, values)
-    _, pictures = find(values, images, keys.images_key, "images_key")
-    text, shown = _said(value, key, pictures, record)
+    _, start_images = find(values, images, keys.images_key, "images_key")
+    text, shown = _said(value, key, start_images, record)
     if not text.strip():
         raise ValueError("has an empty prompt")
     negative_key, negative = find(values, NEGATIVE)
-    left_out = (*PICTURE_KEYS, keys.images_key, *keys.input_keys)
+    left_out = (*IMAGE_KEYS, keys.images_key, *keys.input_keys)
     return Prompt(
         text=text,
-        negative=_said(negative, negative_key, pictures, record)[0] if negative_key else "",
+        negative=_said(negative, negative_key, start_images, record)[0] if negative_key else "",
         images=shown,
         inputs=tuple(_inputs(record, keys)),
         conversational=isinstance(value, list),
@@ -77,10 +77,10 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
     )
 
 
-def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tuple[Media, ...]]:
+def _said(value: Any, key: str, images: Any, record: Record) -> tuple[str, tuple[Media, ...]]:
     """A prompt's text and images. Of chat messages, what the user says: the pipeline has a template of its own."""
-    media = media_in(record, {"image": ("images", pictures), "video": ("", None), "audio": ("", None)})
-    marked = isinstance(value, str) and pictures is not None and "<image>" in value
+    media = media_in(record, {"image": ("images", images), "video": ("", None), "audio": ("", None)})
+    marked = isinstance(value, str) and images is not None and "<image>" in value
     if not isinstance(value, list) and not marked:
         return text_of(value, key), tuple(media["image"])
     said = converse(value, media, record.folder)
@@ -116,14 +116,14 @@ def is_captioned(path: Path) -> bool:
     return path.is_dir() and not any((path / name).exists() for name in SAVED)
 
 
-def captioned(folder: Path, prompt: str, picture: str) -> Iterator[Record]:
+def captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
     """The images of a folder, each with its prompt from a .txt file of the same name, under these keys."""
     for file in sorted(folder.rglob("*")):
-        if file.suffix.lower() not in PICTURES:
+        if file.suffix.lower() not in SUFFIXES:
             continue
         try:
             # absolute, because relative paths are resolved against the folder, which is part of this one already
-            yield Record(str(file), file.parent, {prompt: _caption(file), picture: str(file.absolute())})
+            yield Record(str(file), file.parent, {prompt: _caption(file), image: str(file.absolute())})
         except ValueError as error:
             yield Record(str(file), file.parent, {}, str(error))
 

@@ -1,7 +1,7 @@
 """Named sets of prompts and questions that recipes and suites use: where each comes from, and how it is written.
 
 Each is read in the form that its makers gave it, and prompts about objects are made by the rules by which GenEval's
-were. Records become lines of JSON, pictures and videos files beside them, and SOURCE.txt says where all of it is from.
+were. Records become lines of JSON, images and videos files beside them, and SOURCE.txt says where all of it is from.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def geneval2(text: str) -> Iterator[Row]:
 
 
 def geometry3k(row: Row) -> Row:
-    """A problem with its place for the picture, and a number as its answer."""
+    """A problem with its place for the image, and a number as its answer."""
     return {"prompt": row["problem"], "images": row["images"], "answer": str(row["answer"]),
            "data_source": "geometry3k", "label": "number"}  # fmt: skip
 
@@ -113,7 +113,7 @@ def mathvista(row: Row) -> Row:
 
 
 def mmmu(row: Row) -> Row:
-    """A question with places for up to seven pictures, with choices mostly; those are lists written as text."""
+    """A question with places for up to seven images, with choices mostly; those are lists written as text."""
     choices = [str(one) for one in ast.literal_eval(row["options"])]
     question = with_choices(row["question"].strip(), choices) if choices else row["question"].strip()
     places = [int(place) for place in _PLACE.findall(question)]
@@ -174,7 +174,7 @@ SEED = 0
 
 
 def compositions(left_out: Iterable[Row]) -> Iterator[Row]:
-    """Prompts with what has to be in their pictures, some of them several times; always the same ones.
+    """Prompts with what has to be in their images, some of them several times; always the same ones.
 
     None asks for what one of ``left_out`` does, in whatever order of its objects.
     """
@@ -247,8 +247,8 @@ class Split:
     """Records of a set."""
 
     source: str = "rules in Burnish"  # for people
-    read: Callable[[Path], Rows]  # into a folder, where pictures and videos may be written
-    seen: bool = False  # whether its records are questions about pictures or videos
+    read: Callable[[Path], Rows]  # into a folder, where images and videos may be written
+    seen: bool = False  # whether its records are questions about images or videos
     count: int | None = None  # records that there are to be, where that is known
 
 
@@ -460,8 +460,8 @@ def _rows(split: Split, target: Path) -> list[Row]:
     rows: list[Row] = []
     try:
         for row in split.read(target):
-            pictures = [_picture(value, target) for value in row.get("images") or ()]
-            rows.append(row | {"images": pictures} if pictures else row)
+            images = [_image(value, target) for value in row.get("images") or ()]
+            rows.append(row | {"images": images} if images else row)
     except UserError:
         raise
     except Exception as error:  # it may be anything
@@ -483,8 +483,8 @@ def _fetched(path: str) -> str:
         ) from None
 
 
-def _picture(value: Any, target: Path) -> str:
-    """An encoded picture as a file that is named by its content."""
+def _image(value: Any, target: Path) -> str:
+    """An encoded image as a file that is named by its content."""
     content = value["bytes"]
     kind = next((kind for head, kind in KINDS.items() if content.startswith(head)), "img")
     name = f"pictures/{hashlib.sha256(content).hexdigest()[:20]}.{kind}"

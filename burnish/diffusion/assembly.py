@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from burnish.data.pictures import BEGINNING
+from burnish.data.images import BEGINNING
 from burnish.data.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
@@ -200,21 +200,21 @@ class FlowAssembly(Assembly):
         return None if self.ranks.context.rank else scored  # one answers for those that drew the same
 
     @cached_property
-    def pictures(self) -> ImageFiles | None:
+    def images(self) -> ImageFiles | None:
         """Finished images that the algorithm learns from in place of prompts."""
         config, holds = self.config, self.config.holds
         return None if holds == "prompts" else ImageFiles(config, config.data.train_files, holds, self.limited)
 
     @cached_property
-    def supervised_pictures(self) -> ImageFiles | None:
+    def supervised_images(self) -> ImageFiles | None:
         """Finished images that are imitated beside."""
         section = self.config.supervised
-        return None if section is None else ImageFiles(self.config, section.train_files, "pictures")
+        return None if section is None else ImageFiles(self.config, section.train_files, "images")
 
     @property
     def files(self) -> dict[str, ImageFiles]:
         """All finished images, by the section that names them."""
-        every = {"data": self.pictures, "supervised": self.supervised_pictures}
+        every = {"data": self.images, "supervised": self.supervised_images}
         return {section: files for section, files in every.items() if files is not None}
 
     @cached_property
@@ -279,7 +279,7 @@ class FlowAssembly(Assembly):
         for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds):
             yield from ((prompt.where, media) for media in (*prompt.images, *(one for _, one in prompt.inputs)))
         for files in self.files.values():
-            yield from ((record.where, media) for record in files.read for media in record.pictures)
+            yield from ((record.where, media) for record in files.read for media in record.images)
 
     def check_data(self) -> None:
         super().check_data()
@@ -382,7 +382,7 @@ class FlowAssembly(Assembly):
     def read(self, files: str | list[str]) -> Prompts:
         # beside images to imitate, ``image`` is one of those, and no image that a prompt begins from
         holds = self.config.holds
-        images = BEGINNING[holds] if holds in ("pictures", "scored") else IMAGES
+        images = BEGINNING[holds] if holds in ("images", "scored") else IMAGES
         prompts = read_prompts(files, self.config.data, images=images)
         for reward in self.config.rewards.values():
             reward.check(prompts)

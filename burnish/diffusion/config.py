@@ -177,7 +177,7 @@ class FlowConfig(RunConfig):
                 f"together; raise it to {together} or more, or leave it out",
             ),
             (
-                needs.data == "pictures" and self.supervised is not None,
+                needs.data == "images" and self.supervised is not None,
                 f"supervised is given, but {name} learns from images already: put all into data.train_files",
             ),
             (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from burnish.data.pictures import Holds, PictureRecord, read_pictures
+from burnish.data.images import Holds, ImageRecord, read_images
 from burnish.data.scored import ScoredGroup, check_groups, draw_members, scored_groups
 from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowEngine
@@ -30,7 +30,7 @@ class EncodedImages:
 
     def __init__(
         self,
-        records: Sequence[PictureRecord],
+        records: Sequence[ImageRecord],
         engine: FlowEngine,
         *,
         crop: tuple[int, int] | None,
@@ -52,7 +52,7 @@ class EncodedImages:
         """Refuse images that don't fit the model."""
         self._latents(self.records[0])
 
-    def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+    def batch(self, records: Sequence[ImageRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
         """Records as tensors, in order.
 
         Args:
@@ -75,10 +75,10 @@ class EncodedImages:
             seed=seed,
         )
 
-    def _shared_latents(self, records: Sequence[PictureRecord]) -> Tensor:
+    def _shared_latents(self, records: Sequence[ImageRecord]) -> Tensor:
         """[B, M, ...] of which a rank encodes the rows that it learns."""
         assert self._shape is not None, "check comes first"
-        of = [(record, one) for record in records for one in record.pictures]
+        of = [(record, one) for record in records for one in record.images]
 
         def encoded(rows: Tensor) -> Tensor:
             return torch.stack([self._latent(*of[row]) for row in rows.tolist()])
@@ -99,7 +99,7 @@ class EncodedImages:
         found = model.noised(conditioning)
         return all_noised(latents[:, 0]) if found is None else found.to(latents.device)
 
-    def ready(self, records: Sequence[PictureRecord]) -> None:
+    def ready(self, records: Sequence[ImageRecord]) -> None:
         """Encode what this rank will learn of a shared batch at once, while text encoders and VAE are at hand."""
         prompts = [record.prompt for record in records]
         if prompts:
@@ -107,17 +107,17 @@ class EncodedImages:
         for record in records:
             self._latents(record)
 
-    def _latents(self, record: PictureRecord) -> Tensor:
+    def _latents(self, record: ImageRecord) -> Tensor:
         """[M, ...] of a record's images."""
-        return torch.stack([self._latent(record, one) for one in record.pictures])
+        return torch.stack([self._latent(record, one) for one in record.images])
 
-    def _latent(self, record: PictureRecord, picture: Media) -> Tensor:
-        return self._cache.get(picture.digest, partial(self._encoded, record, picture))
+    def _latent(self, record: ImageRecord, image: Media) -> Tensor:
+        return self._cache.get(image.digest, partial(self._encoded, record, image))
 
-    def _encoded(self, record: PictureRecord, media: Media) -> Tensor:
+    def _encoded(self, record: ImageRecord, media: Media) -> Tensor:
         """Latents of an image, alone: they must not depend on the other images of a batch."""
         drawn = self.engine.condition([record.prompt]).rows()
-        latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
+        latents = self.engine.model.encode_images([self._pixels(record, media)], drawn)[0].cpu()
         if self._shape is None:
             self._shape = self.engine.latent_shape(record.prompt)
         if tuple(latents.shape) != self._shape:
@@ -127,7 +127,7 @@ class EncodedImages:
             )
         return latents
 
-    def _pixels(self, record: PictureRecord, media: Media) -> np.ndarray:
+    def _pixels(self, record: ImageRecord, media: Media) -> np.ndarray:
         import numpy as np
         from PIL import Image, ImageOps
 
@@ -147,16 +147,16 @@ class ScoredImages:
     """Images with scores, as if they had been sampled and scored: groups of a prompt, N images each at most."""
 
     def __init__(
-        self, records: Sequence[ScoredGroup], pictures: EncodedImages, weights: Mapping[str, float], n: int
+        self, records: Sequence[ScoredGroup], images: EncodedImages, weights: Mapping[str, float], n: int
     ) -> None:
-        """Take over the prompts; ``pictures`` encodes those of all of them, and ``weights`` is data.scores."""
-        self.records, self.pictures, self.weights, self.n = records, pictures, weights, n
+        """Take over the prompts; ``images`` encodes those of all of them, and ``weights`` is data.scores."""
+        self.records, self.images, self.weights, self.n = records, images, weights, n
 
     def check(self) -> None:
-        self.pictures.check()
+        self.images.check()
 
     def ready(self, records: Sequence[Any]) -> None:
-        self.pictures.ready(records)
+        self.images.ready(records)
 
     def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
         """The images of prompts that an update learns from: drawn where there are more than N."""
@@ -165,7 +165,7 @@ class ScoredImages:
     def batch(self, records: Sequence[ScoredGroup], schedule: Tensor, *, update: int, seed: int) -> Scored:
         """The images of some prompts, as ``drawn`` returns them."""
         rows = [member for group in records for member in group.members]
-        given = self.pictures.batch(rows, schedule, update=update, seed=seed)
+        given = self.images.batch(rows, schedule, update=update, seed=seed)
         none = torch.zeros(len(rows), 0)
         return Scored(
             prompts=[row.prompt for row in rows],
@@ -199,7 +199,7 @@ class ImageFiles:
         self.n = config.rollout.n
         self.groups: list[ScoredGroup] = []  # of images with scores
         self.weights = (config.data.scores or {}) if holds == "scored" else {}
-        self.read = read_pictures(files, holds, size=None if self.crop else size, keys=config.data, scores=self.weights)
+        self.read = read_images(files, holds, size=None if self.crop else size, keys=config.data, scores=self.weights)
         if holds == "scored":
             self.groups = list(limit(scored_groups(self.read, self.weights)))
             self.read = [member for group in self.groups for member in group.members]

@@ -150,13 +150,13 @@ class FlowRoles(TrainedRoles):
             self.meter.watch(model.network)
         return NetworkRole(model, scale, lambda: nullcontext(model.network))
 
-    def pictures(self, latents: Tensor, conditioning: Gathered[Conditioning]) -> Tensor:
+    def images(self, latents: Tensor, conditioning: Gathered[Conditioning]) -> Tensor:
         """What finished latents [B, ...] show, with gradients to them."""
         return self.model.decode_tensor(latents, conditioning.rows())
 
-    def reward(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """The weighted sum of the run's rewards for pictures, with gradients to them: [B]."""
-        each = [reward.weight * reward.with_gradients(pictures, prompts) for reward in self.rewards.values()]
+    def reward(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The weighted sum of the run's rewards for images, with gradients to them: [B]."""
+        each = [reward.weight * reward.with_gradients(images, prompts) for reward in self.rewards.values()]
         return torch.stack(each).sum(0)
 
     @property

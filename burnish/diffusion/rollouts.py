@@ -26,7 +26,7 @@ from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import Job, RolloutRequest, collector
-from burnish.tasks.evaluate import prompt_pictures
+from burnish.tasks.evaluate import prompt_images
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered, to_device
 from burnish.types.media import evenly_spaced
@@ -232,10 +232,10 @@ def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:
         first = row == 0 or int(job.group[row - 1]) != group
         if not first or group >= GLIMPSES or isinstance(sample, Sound):
             continue
-        picture = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
-        picture.thumbnail((GLIMPSE, GLIMPSE))
+        image = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
+        image.thumbnail((GLIMPSE, GLIMPSE))
         file = io.BytesIO()
-        picture.save(file, format="PNG")
+        image.save(file, format="PNG")
         found.append(file.getvalue())
     return found
 
@@ -259,10 +259,10 @@ def write_sample(folder: Path, stem: str, sample: Sample) -> str:
 def write_inputs(folder: Path, stem: str, prompt: Prompt) -> list[str]:
     """Write small copies of a prompt's images; the names of their files, in order."""
     names = []
-    for what, picture in prompt_pictures(prompt):
-        picture.thumbnail((KEPT, KEPT), Image.Resampling.LANCZOS)
+    for what, image in prompt_images(prompt):
+        image.thumbnail((KEPT, KEPT), Image.Resampling.LANCZOS)
         names.append(f"{stem}-{what}.png")
-        picture.save(folder / names[-1])
+        image.save(folder / names[-1])
     return names
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-PICTURE, VIDEO = "[image]", "[video]"  # replace these where only text is shown
+IMAGE, VIDEO = "[image]", "[video]"  # replace these where only text is shown
 POLL = 0.05  # seconds between looks at what is under way
 
 
@@ -61,7 +61,7 @@ class Observation:
         return [{"role": self.role, "content": self.parts}]
 
     @property
-    def pictures(self) -> list[Image]:
+    def images(self) -> list[Image]:
         """The images, in order."""
         return [part for part in self.content if not isinstance(part, str) and not is_video(part)]  # type: ignore[misc]
 
@@ -74,7 +74,7 @@ class Observation:
     def words(self) -> str:
         """The content as text, to be shown."""
         between = "\n" if self.role == "tool" else ""
-        named = [part if isinstance(part, str) else VIDEO if is_video(part) else PICTURE for part in self.content]
+        named = [part if isinstance(part, str) else VIDEO if is_video(part) else IMAGE for part in self.content]
         return between.join(named)
 
 

@@ -9,11 +9,11 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TRIED = 2  # denoising steps of the picture that is drawn when the tool is loaded
+TRIED = 2  # denoising steps of the image that is drawn when the tool is loaded
 
 
 class Draw:
-    """A pipeline that draws what the policy asks for; the policy sees the picture in its next turn."""
+    """A pipeline that draws what the policy asks for; the policy sees the image in its next turn."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Draw:
             arguments: of the pipeline's call, such as num_inference_steps, guidance_scale, height and width.
 
         Raises:
-            UserError: it can't be loaded, or does not draw pictures from texts with these arguments.
+            UserError: it can't be loaded, or does not draw images from texts with these arguments.
         """
         from burnish.diffusion.options import ModelOptions
         from burnish.diffusion.pipeline.loading import load_model
@@ -44,7 +44,7 @@ class Draw:
             self._draw("a picture", 0, **arguments | {"num_inference_steps": TRIED})
         except (TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"{path} does not draw a picture of a text with {arguments}: {type(error).__name__}: {error}"
+                f"{path} does not draw an image from a text with {arguments}: {type(error).__name__}: {error}"
             ) from error
 
     @staticmethod
@@ -56,7 +56,7 @@ class Draw:
         read_index(ModelOptions(path=path))
 
     def __call__(self, prompt: str, *, seed: int) -> Image:
-        """Draw a picture.
+        """Draw an image.
 
         Args:
             prompt: what it shows

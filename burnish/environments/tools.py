@@ -215,16 +215,16 @@ def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]]]) -> Callable[.
         try:
             returned = awaited(functions[name](**written, **{one: given[one] for one in wanted[name]}))
             parts = list(returned) if isinstance(returned, list | tuple) else [returned]
-            if not any(map(_is_picture, parts)):
+            if not any(map(_is_image, parts)):
                 return [str(returned)]
-            return [shown(part) if _is_picture(part) else str(part) for part in parts]
+            return [shown(part) if _is_image(part) else str(part) for part in parts]
         except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
             return [f"error: {type(error).__name__}: {error}"]
 
     return answer
 
 
-def _is_picture(value: Any) -> bool:
+def _is_image(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.") or type(value).__name__ == "ndarray"
 
 

@@ -24,11 +24,11 @@ from burnish.utils.errors import UserError
 from burnish.utils.reading import understood
 
 MOST = 4  # pairs of one kind
-SIDE = 256  # pixels of a plain picture
+SIDE = 256  # pixels of a plain image
 LETTERS, MARGIN = 40, 12  # pixels
 EQUAL = 1e-6  # relative difference below which two sums are
 PLAIN = {"red": (200, 30, 30), "green": (30, 150, 50), "blue": (30, 60, 200), "yellow": (235, 205, 30)}
-# of GenEval: what an empty picture does not show
+# of GenEval: what an empty image does not show
 NOTHING = {"tag": "single_object", "include": [], "exclude": [{"class": "person", "count": 1}]}
 SOMEBODY = {"tag": "single_object", "include": [{"class": "person", "count": 1}]}
 
@@ -120,13 +120,13 @@ def _written(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
 
 def _colours(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
     # judges that ask several questions read them from the record
-    pictures = [
+    images = [
         (plain(colour), Prompt(text=f"a plain {name} picture",
                                extra=json.dumps({"vqa_list": [[f"Is this picture {name}?", "Yes"]]})))
         for name, colour in PLAIN.items()
     ]  # fmt: skip
-    # all in one question: a sound scorer of what people like may err about one pair of such pictures
-    pairs = [pair for one, other in combinations(pictures, 2) for pair in _crossed(one, other)]
+    # all in one question: a sound scorer of what people like may err about one pair of such images
+    pairs = [pair for one, other in combinations(images, 2) for pair in _crossed(one, other)]
     yield f"plain {', '.join(PLAIN)}", pairs
 
 
@@ -135,7 +135,7 @@ def _clauses(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
     nothing, somebody = (
         Prompt(text="a photo of a person", extra=json.dumps({"extra_info": one})) for one in (NOTHING, SOMEBODY)
     )
-    # one picture by two records: whoever doesn't read them can't tell
+    # one image by two records: whoever doesn't read them can't tell
     yield "an empty image, which shows no person", [((empty, nothing), (empty, somebody))]
 
 
@@ -178,7 +178,7 @@ def _sample(suite: Suite, given: str) -> Any:
 
 
 def plain(colour: tuple[int, int, int]) -> Any:
-    """A picture of one colour."""
+    """An image of one colour."""
     import numpy as np
 
     return np.full((SIDE, SIDE, 3), colour, np.uint8)

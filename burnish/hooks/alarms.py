@@ -94,7 +94,7 @@ class Alarms(Hook):
         self.lines = Lines(folder.alarms)
         self._active: set[str] = set()
         self._first = first
-        self._pictures: list[bytes] = []  # PNG files of the batch under way
+        self._images: list[bytes] = []  # PNG files of the batch under way
         self._quotes: list[Quote] = []
 
     def start(self, done: int) -> None:
@@ -116,11 +116,11 @@ class Alarms(Hook):
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""
-        self._pictures, self._quotes = [], []
+        self._images, self._quotes = [], []
         if not isinstance(collected, Rollouts):
             return
-        self._pictures, self._quotes = collected.glimpses, collected.quotes
-        if self._pictures and not self.folder.alarm_sheet("first").exists():
+        self._images, self._quotes = collected.glimpses, collected.quotes
+        if self._images and not self.folder.alarm_sheet("first").exists():
             self._write("first")
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
@@ -156,7 +156,7 @@ class Alarms(Hook):
         self._active.add(alarm.name)
         sheets: tuple[str, ...] = ()
         seen = ""
-        if self._pictures:
+        if self._images:
             sheets = ("first.png", f"{update:06d}-{alarm.name}.png")
             self._write(f"{update:06d}-{alarm.name}")
             first, now = (self.folder.alarm_sheet(name.removesuffix(".png")) for name in sheets)
@@ -168,11 +168,11 @@ class Alarms(Hook):
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
     def _write(self, name: str) -> None:
-        pictures = [np.asarray(Image.open(io.BytesIO(content))) for content in self._pictures]
+        images = [np.asarray(Image.open(io.BytesIO(content))) for content in self._images]
         file = self.folder.alarm_sheet(name)
         with writing(file):
             file.parent.mkdir(exist_ok=True)
-            grid(pictures, columns=4).save(file)
+            grid(images, columns=4).save(file)
 
 
 def _best(quotes: tuple[Quote, ...]) -> str:

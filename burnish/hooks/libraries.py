@@ -92,7 +92,7 @@ def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> An
     file, caption = file_of(sample), caption_of(sample)
     if file is None:
         return None
-    if kind_of(file) == "picture":
+    if kind_of(file) == "image":
         return library.Image(str(file), caption=caption)
     if kind_of(file) == "clip":
         return clip(file, caption)
@@ -133,12 +133,12 @@ class Wandb(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import wandb
 
-        prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "picture"] for sample in samples]
+        prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "image"] for sample in samples]
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         media = [_media(wandb, sample, self._clip) for sample in samples]
-        for row, pictures in zip(_rows(step, samples, media), prompts, strict=True):
-            shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
+        for row, images in zip(_rows(step, samples, media), prompts, strict=True):
+            shown = [wandb.Image(str(images[0])) if images else None] if with_prompt else []
             table.add_data(*row[:2], *shown, *row[2:])
         generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
@@ -264,7 +264,7 @@ class Clearml(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None:
-                report = self._log.report_image if kind_of(file) == "picture" else self._log.report_media
+                report = self._log.report_image if kind_of(file) == "image" else self._log.report_media
                 report(SAMPLES, str(index), iteration=step, local_path=str(file))
         self._log.report_table(
             GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
@@ -321,7 +321,7 @@ class Mlflow(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
-            if (file := file_of(sample)) is not None and kind_of(file) == "picture":
+            if (file := file_of(sample)) is not None and kind_of(file) == "image":
                 self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
             elif file is not None:
                 self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
@@ -367,8 +367,8 @@ class Tensorboard(Library):
             row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
             rows.append("\n\n".join(f"**{name}**\n\n{indent(text, CODE)}" for name, text in row.items() if text))
             files = {} if file is None else {f"{SAMPLES}/{index}": file}
-            pictures = [shown for shown in sendable(sample.shown) if kind_of(shown) == "picture"]
-            files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(pictures)}
+            images = [shown for shown in sendable(sample.shown) if kind_of(shown) == "image"]
+            files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(images)}
             for tag, shown in files.items():
                 self._write(step, tag, **self._encoded(shown))
         self._write_text(step, GENERATIONS, "\n\n---\n\n".join(rows))

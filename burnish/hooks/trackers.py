@@ -143,8 +143,8 @@ class Trackers(Beside):
 LARGEST = 32 << 20  # bytes of an image, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
 
-Kind = Literal["picture", "clip", "sound"]
-KINDS: dict[str, Kind] = {".png": "picture", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
+Kind = Literal["image", "clip", "sound"]
+KINDS: dict[str, Kind] = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
 
 
 def alarms_at(file: Path, update: int) -> list[Raised]:
@@ -172,7 +172,7 @@ def first_samples(validation: Path, most: int) -> list[Sample]:
 
 def file_of(sample: Sample) -> Path | None:
     """The file that was generated; None for a response."""
-    return next(iter(sendable([sample.picture])), None) if sample.response is None else None
+    return next(iter(sendable([sample.image])), None) if sample.response is None else None
 
 
 def sendable(files: Sequence[Path]) -> list[Path]:
@@ -182,7 +182,7 @@ def sendable(files: Sequence[Path]) -> list[Path]:
 
 def output_of(sample: Sample) -> str:
     """The response, or the name of the file that was generated."""
-    return sample.picture.name if sample.response is None else sample.response
+    return sample.image.name if sample.response is None else sample.response
 
 
 def caption_of(sample: Sample) -> str:

@@ -42,7 +42,7 @@ from burnish.language.model.loading import (
     positions_of,
     read_config,
 )
-from burnish.language.model.processors import load_processor, picture_tokens
+from burnish.language.model.processors import image_tokens, load_processor
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
 from burnish.language.model.tokenizer import check_vocabulary, copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
@@ -324,9 +324,9 @@ class LanguageAssembly(Assembly):
 
         def more(prompt: Prompt) -> int:
             tokens = written
-            for picture in prompt.images:
+            for image in prompt.images:
                 with suppress(OSError, ValueError):  # which is told of elsewhere, with the record
-                    width, height = picture.size()
+                    width, height = image.size()
                     tokens += 600 + width * height // 196  # at most: some, and one more for every patch of pixels
             return tokens
 
@@ -379,7 +379,7 @@ class LanguageAssembly(Assembly):
         with self._lock:  # several threads ask
             processor = self._processor
         try:
-            picture_tokens(processor, width, height)
+            image_tokens(processor, width, height)
         except ValueError as error:
             return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
         except Exception:  # it can't count, which nothing here needs

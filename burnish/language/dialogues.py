@@ -114,7 +114,7 @@ class Dialogues(ResponseEngine):
             row.media = row.prompt.media
             if observation.content or observation.prompt:
                 if observation.prompt is None:
-                    row.chat, row.opened = _opened(row.prompt, observation), len(row.pictures) + len(row.videos)
+                    row.chat, row.opened = _opened(row.prompt, observation), len(row.images) + len(row.videos)
                 opening = self._read(observation, partial(self._written, row), row.prompt.uid)
                 if isinstance(opening, str):
                     row.end(opening)
@@ -130,14 +130,14 @@ class Dialogues(ResponseEngine):
             return self._said.get((*key, _fingerprint(observation)), encode) if key else encode()
         except Exception as error:
             own = isinstance(error, UserError)  # of the template, or of all images
-            if observation.prompt is None and (own or not (observation.pictures or observation.videos)):
+            if observation.prompt is None and (own or not (observation.images or observation.videos)):
                 raise
             return _reason(ValueError(f"the model's processor can't read what it shows: {error}"))
 
     def _written(self, row: DialogueRow) -> Encoded:
         """A conversation as the template writes it, with images and videos behind those of the prompt."""
         shown = decoded(row.prompt, self.model.audio_rate)
-        so_far = Shown([*shown.images, *row.pictures], [*shown.videos, *map(_whole, row.videos)], shown.audios)
+        so_far = Shown([*shown.images, *row.images], [*shown.videos, *map(_whole, row.videos)], shown.audios)
         return self.model.encode(row.chat, so_far, row.prompt.told(self.tools))
 
     def _respond(self, respond: Respond, rows: Sequence[DialogueRow], job: ResponseJob, turn: int) -> None:
@@ -190,7 +190,7 @@ class Dialogues(ResponseEngine):
         """What is said after a response, or why it can't be read; and whether it is the conversation, written anew."""
         if observation.prompt is None and self.environment.history == "tokens":
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
-            shown = Shown(observation.pictures, list(map(_whole, observation.videos)))
+            shown = Shown(observation.images, list(map(_whole, observation.videos)))
             turn = partial(self.model.turn, end, observation.messages, shown, self.tools)
             return False, self._read(observation, turn, *end)
         if observation.prompt is None:
@@ -199,7 +199,7 @@ class Dialogues(ResponseEngine):
         before = torch.cat([row.conversation.ids[0], response])
         if (
             isinstance(whole, str)
-            or observation.pictures
+            or observation.images
             or observation.videos
             or row.prompt.media != row.media
             or not torch.equal(whole.ids[0][: len(before)], before)
@@ -299,7 +299,7 @@ class DialogueRow:
     logprob: list[Tensor] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
-    pictures: list[Any] = field(default_factory=list)
+    images: list[Any] = field(default_factory=list)
     videos: list[Any] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
     finished: bool = False
@@ -327,7 +327,7 @@ class DialogueRow:
             self.said.append((observation.role, observation.words))
         if observation.prompt is not None:
             self.prompt, self.chat = observation.prompt, observation.prompt.chat()
-        self.pictures += observation.pictures
+        self.images += observation.images
         self.videos += observation.videos
 
     def end(self, failed: str = "") -> None:
@@ -341,7 +341,7 @@ class DialogueRow:
         if anew:
             self.conversation = after
             self.past.append(self._last)
-            own = len(self.pictures) + len(self.videos)
+            own = len(self.images) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
                 features = Features(kinds=features.kinds)
             elif not features.tensors:
@@ -356,7 +356,7 @@ class DialogueRow:
 
     def response(self) -> Response:
         """What rewards get to see."""
-        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.failed, tuple(self.pictures))
+        dialogue = Dialogue(tuple(self.said), tuple(self.rewards), self.failed, tuple(self.images))
         return Response(["", *dialogue.responses][-1], self.finished, dialogue)
 
 

@@ -116,7 +116,7 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     if prompt.videos or prompt.audios:
         return None
     with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
-        each = [model.picture_tokens(*picture.size()) for picture in prompt.images]
+        each = [model.image_tokens(*image.size()) for image in prompt.images]
         if None not in each:
             length = model.count_tokens(prompt.chat(), prompt.told(tools))
             return length - len(each) + sum(tokens or 0 for tokens in each)

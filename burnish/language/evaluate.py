@@ -27,7 +27,7 @@ from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Job
-from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
+from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_images
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
@@ -95,7 +95,7 @@ class LanguageEvaluation(Evaluation):
         records, names = [], []
         for i, (prompt, (response, lengths)) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
             if i % n == 0:
-                after = response.dialogue.pictures if response.dialogue is not None else ()
+                after = response.dialogue.images if response.dialogue is not None else ()
                 names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
             records.append(text | {"tokens": int(lengths.response), "images": names} | evaluated.shown[i])
@@ -112,10 +112,10 @@ class LanguageEvaluation(Evaluation):
 
 def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
     """Keep what a question shows and plays, and the images that come after it; names of the files."""
-    shown = [*(picture for _, picture in prompt_pictures(prompt)), *after]
+    shown = [*(image for _, image in prompt_images(prompt)), *after]
     with writing(folder):
-        for number, picture in enumerate(shown):
-            picture.save(folder / f"{group:03d}-{number}.png")
+        for number, image in enumerate(shown):
+            image.save(folder / f"{group:03d}-{number}.png")
         for number, sound in enumerate(prompt.audios):
             heard = sound.audio(KEPT_RATE)[: KEPT_SECONDS * KEPT_RATE]
             (folder / f"{group:03d}-{number}.wav").write_bytes(encode_sound(heard[None], KEPT_RATE))

@@ -12,15 +12,15 @@ from functools import cached_property, partial
 from typing import Any
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.pictures import BEGINNING, KEYS, is_clip, picture_at
-from burnish.data.pictures import Holds as Pictures
+from burnish.data.images import BEGINNING, KEYS, image_at, is_clip
+from burnish.data.images import Holds as Images
 from burnish.data.pixels import all_of
 from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
 from burnish.data.scored import scores_in
 from burnish.data.values import find, listed, number_of, shown, templated, text_at, text_of
 from burnish.language.algorithms.base import LanguageNeeds
-from burnish.language.model.reward_head import about_picture
+from burnish.language.model.reward_head import about_image
 from burnish.options.language import LanguageDataOptions
 from burnish.types.messages import unwritable
 from burnish.types.prompt import Message, Prompt, about_media
@@ -272,7 +272,7 @@ def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
     scores = _by_head(value, key, needs.heads, SHARE if needs.shares else _label)
     target, margin = (tuple(scores[head] for head in needs.heads),), (0.0,) * len(needs.heads)
     if needs.question:
-        prompt, asked = drawn(record, options, needs.question, "pictures")
+        prompt, asked = drawn(record, options, needs.question, "images")
         yield ResponseRecord(prompt, ("",), target=target, margin=margin, asked=asked)
         return
     response = one_response(record, options)
@@ -344,7 +344,7 @@ TEXT = ("prompt", "text", "caption")
 
 
 def drawn(
-    record: Record, options: LanguageDataOptions, question: str, holds: Pictures
+    record: Record, options: LanguageDataOptions, question: str, holds: Images
 ) -> tuple[Prompt, tuple[Prompt, ...]]:
     """All that a record shows, and the question about each of its images, behind those that its prompt begins from.
 
@@ -372,13 +372,13 @@ def drawn(
                 f"{name!r} is {shown(shows)}: algorithm.question is asked about single images; give a frame of each "
                 "clip (as a reward, the model then scores clips by their frames)"
             )
-    pictures = [picture_at(record, usual) for usual in KEYS[holds]]
-    if len(pictures) == 2 and pictures[0] == pictures[1]:
+    images = [image_at(record, usual) for usual in KEYS[holds]]
+    if len(images) == 2 and images[0] == images[1]:
         raise ValueError("has the same image as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
     fit = fit_of(options)
     begun = () if before is None else all_of(before, "image", record.folder)
-    begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, pictures))
+    begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, images))
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
-    return every, tuple(about_picture(question, value, (*begun, one)) for one in after)
+    return every, tuple(about_image(question, value, (*begun, one)) for one in after)

@@ -146,11 +146,11 @@ def grayscale_to_rgb(image: Tensor) -> Tensor:
     return image if image.shape[-3] >= 3 else rgb_to_grayscale(image, 3)
 
 
-def pil_to_tensor(picture: Any) -> Tensor:
+def pil_to_tensor(image: Any) -> Tensor:
     """Bytes [C, H, W] of an image of PIL."""
     import numpy as np
 
-    pixels = torch.from_numpy(np.array(picture))
+    pixels = torch.from_numpy(np.array(image))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.data.pictures import PictureRecord
+from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
@@ -31,25 +31,25 @@ from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
 
-PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
+IMAGE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
 CORNER = 16  # pixels
 
 
 @dataclass(frozen=True)
-class MadeUpPictures:
-    """Pictures of a data set to learn from, where it is not at hand."""
+class MadeUpImages:
+    """Images of a data set to learn from, where it is not at hand."""
 
     records: Sequence[Any]
-    weights: Mapping[str, float]  # of scores, where the pictures have some
-    n: int  # pictures with scores of each prompt
+    weights: Mapping[str, float]  # of scores, where the images have some
+    n: int  # images with scores of each prompt
 
     @classmethod
     def of(
         cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
-    ) -> MadeUpPictures:
-        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
-        picture = Media.encoded(grey(*pixels.shape[:2]))
-        each = [PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts]
+    ) -> MadeUpImages:
+        """Args: ``members`` images like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
+        image = Media.encoded(grey(*pixels.shape[:2]))
+        each = [ImageRecord(prompt, (image,) * members, "made up") for prompt in prompts]
         if weights:
             scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
             return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
@@ -81,11 +81,11 @@ class GeneratorHalf(Half):
         """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
         config = self.assembly.config
-        members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[config.holds]
+        members = {"prompts": 0, "images": 1, "pairs": 2, "scored": 1}[config.holds]
         if not members or not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        pictures = MadeUpPictures.of(prompts, members, shades, config.data.scores or {}, config.rollout.n)
-        return {"train_prompts": prompts, "pictures": pictures}
+        images = MadeUpImages.of(prompts, members, shades, config.data.scores or {}, config.rollout.n)
+        return {"train_prompts": prompts, "images": images}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""
@@ -93,8 +93,8 @@ class GeneratorHalf(Half):
         _, index = read_index(config.model)
         family = family_of(config.model, index)
         # some pipelines take prompts alone by their signature, and fail without an image
-        for picture in (None, PICTURE) if config.data.images_key is None else (PICTURE, None):
-            prompts = made_up_prompts(count, picture)
+        for image in (None, IMAGE) if config.data.images_key is None else (IMAGE, None):
+            prompts = made_up_prompts(count, image)
             with suppress(UserError):
                 family.check_inputs(index, config.rollout, prompts)
                 return prompts
@@ -139,7 +139,7 @@ class GeneratorHalf(Half):
         model.predict = once(_in_some_form(model), held=held)
         model.verify = lambda *args, **kwargs: None
         model.decode = once(model.decode)
-        model.encode_pictures = torch.no_grad()(once(model.encode_pictures))
+        model.encode_images = torch.no_grad()(once(model.encode_images))
         if isinstance(model, PipelineModel):
             model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
@@ -168,10 +168,10 @@ class GeneratorHalf(Half):
 
         def labelled(job: FlowJob) -> Generator[Any]:
             with closing(sample(job)) as parts:
-                for rows, trace, pictures in parts:
+                for rows, trace, images in parts:
                     if job.purpose == "rollout":
                         self.counter.label(STORED if self._waits else BATCH, trace)
-                    yield rows, trace, [_corner(one) for one in pictures]
+                    yield rows, trace, [_corner(one) for one in images]
 
         return labelled
 

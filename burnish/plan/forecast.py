@@ -36,13 +36,13 @@ from burnish.plan.counter import (
 )
 from burnish.plan.fakes import Pretending, cuda_precision, pretend_ranks, stored_in_fewer_bits
 from burnish.plan.measure import (
-    ANNOTATE,
     BACKWARD,
     BASELINE,
-    PUBLISH,
+    LOGPROBS,
     SAMPLE,
     SCORE,
     STEP,
+    SYNC,
     UPDATE,
     VALIDATE,
     Half,
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from burnish.plan.language import VllmForecast
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
-TIMED = (SAMPLE, ANNOTATE, UPDATE, BACKWARD, STEP, PUBLISH)  # phases of every update
-AWAKE = (BASELINE, SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
+TIMED = (SAMPLE, LOGPROBS, UPDATE, BACKWARD, STEP, SYNC)  # phases of every update
+AWAKE = (BASELINE, SAMPLE, VALIDATE, SYNC)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 
 

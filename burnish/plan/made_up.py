@@ -1,4 +1,4 @@
-"""What a forecast needs of a run besides its networks: prompts of the longest length, pictures and scores."""
+"""What a forecast needs of a run besides its networks: prompts of the longest length, images and scores."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ class FixedScores:
         return mix(self.rewards, scores, prompts, self.mixing, inputs.update)
 
 
-def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> Prompts:
+def made_up_prompts(count: int, image: tuple[int, int] | None = None) -> Prompts:
     """Different prompts, where the data of a run is not at hand.
 
     Args:
         count: of them.
-        picture: height and width of one that each has; None is none.
+        image: height and width of one that each has; None is none.
     """
-    images = () if picture is None else (Media.encoded(grey(*picture)),)
+    images = () if image is None else (Media.encoded(grey(*image)),)
     return Prompts.of(Prompt(text=f"{WORDS}{i}", answer="1", images=images) for i in range(count))
 
 
 def grey(height: int, width: int) -> bytes:
-    """A grey picture as PNG."""
+    """A grey image as PNG."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -102,8 +102,8 @@ def grey(height: int, width: int) -> bytes:
 
 
 TEXT = 128  # tokens of text beside what a prompt shows, where no limit on its length leaves more
-UNLIMITED = 1280  # vision tokens of a picture where no option limits it: about a million pixels
-SIDE = 28  # pixels by which the side of a picture is changed to find the largest that fits
+UNLIMITED = 1280  # vision tokens of an image where no option limits it: about a million pixels
+SIDE = 28  # pixels by which the side of an image is changed to find the largest that fits
 LARGEST = 2048  # pixels of a side
 FRAMES, FPS = 32, 2.0  # of a video, where no option chooses fewer
 RATE, SECONDS = 16000, 30  # of a sound: what Whisper's encoder takes at once
@@ -114,14 +114,14 @@ FILLER = "and "
 class Shape:
     """What a prompt of this size brings."""
 
-    side: int = 0  # of a square picture or frame in pixels; 0 brings none
-    frames: int = 0  # of a video; 0 brings a picture
+    side: int = 0  # of a square image or frame in pixels; 0 brings none
+    frames: int = 0  # of a video; 0 brings an image
     seconds: int = 0  # of a sound; 0 brings none
     words: int = 1  # of text
 
 
 def longest_prompt(model: Any, data: LanguageDataOptions) -> Prompt:
-    """The longest prompt that the options let through, most of it picture where the model sees.
+    """The longest prompt that the options let through, most of it image where the model sees.
 
     Vision tokens cost the vision tower beside the decoder, so that no other prompt of this length costs more.
 
@@ -149,7 +149,7 @@ def _media(model: Any, data: LanguageDataOptions) -> Shape:
 
 
 def _fitted(model: Any, data: LanguageDataOptions, shape: Shape, room: int) -> Shape:
-    """The same with the largest picture or frames that are at most so many tokens."""
+    """The same with the largest image or frames that are at most so many tokens."""
     pixels = data.video_max_pixels if shape.frames else data.max_pixels
     most = min(LARGEST, LARGEST if pixels is None else int(pixels**0.5)) // SIDE
     room += _length(model, _prompt(data, Shape()))
@@ -176,16 +176,16 @@ def _length(model: Any, prompt: Prompt) -> int:
 
 
 def _prompt(data: LanguageDataOptions, shape: Shape) -> Prompt:
-    pictures = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),) if shape.side else ()
+    images = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),) if shape.side else ()
     videos: tuple[Media, ...] = ()
     sounds: tuple[Media, ...] = ()
     if shape.frames:
         fit = Fit(max_frames=data.video_max_frames, fps=data.video_fps)
-        videos, pictures = (replace(Media.movie(pictures * shape.frames, FPS), fit=fit),), ()
+        videos, images = (replace(Media.movie(images * shape.frames, FPS), fit=fit),), ()
     if shape.seconds:
         sounds = (Media.sound(np.zeros(shape.seconds * RATE, np.float32), RATE),)
-    places = [*(Part("image") for _ in pictures), *(Part("video") for _ in videos), *(Part("audio") for _ in sounds)]
+    places = [*(Part("image") for _ in images), *(Part("video") for _ in videos), *(Part("audio") for _ in sounds)]
     text = (FILLER * shape.words).strip()
     asked = Message("user", (*places, Part("text", text)))
     told = (Message("system", (Part("text", data.system_prompt),)),) if data.system_prompt else ()
-    return Prompt(text=text, messages=(*told, asked), images=pictures, videos=videos, audios=sounds)
+    return Prompt(text=text, messages=(*told, asked), images=images, videos=videos, audios=sounds)

@@ -42,9 +42,9 @@ from burnish.training.trainer import Trainer, mini_batches
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
 
-LOAD, RECEIVE, SAMPLE, ANNOTATE = "load", "receive", "sample", "annotate"
+LOAD, RECEIVE, SAMPLE, LOGPROBS = "load", "receive", "sample", "log-probs"
 UPDATE, BACKWARD, STEP = "update, forward", "update, backward", "update, optimizer"
-VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
+VALIDATE, SYNC, SAVE = "validate", "sync weights", "save"
 BASELINE = "baseline"  # the untrained model is evaluated with guidance
 SCORE = "score"  # in a pool of its own
 
@@ -201,7 +201,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         counter.label(STORED, half.caches())
     if samples and filtered is not None and filtered.max_num_gen_batches > 1:
         counter.beside(SAMPLE, scored)  # all but a prompt of one batch wait beside another
-    with counter.phase(ANNOTATE):
+    with counter.phase(LOGPROBS):
         annotated = trainer.compute_logprobs(scored)
         counter.label(BATCH, annotated)
         batch, _ = trainer.compute_advantages(annotated)
@@ -217,12 +217,12 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         trainer.learn(mini, update, more=size > len(mini))
     micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned
     for name, factor in {
-        SAMPLE: times, ANNOTATE: times, UPDATE: micro_batches, BACKWARD: micro_batches,
+        SAMPLE: times, LOGPROBS: times, UPDATE: micro_batches, BACKWARD: micro_batches,
         STEP: options.epochs * math.ceil(rows / size),
     }.items():  # fmt: skip
         counter.repeat_work(name, factor)
     del batch, mini
-    with counter.phase(PUBLISH):
+    with counter.phase(SYNC):
         trainer.sync_weights(update)
     del scored
     if config.validates:

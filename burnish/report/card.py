@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.curves import curves_picture
+from burnish.report.curves import curves_image
 from burnish.report.media import png, sheet
 from burnish.report.overview import CHOSEN, glimpse, numbers
 from burnish.report.samples import cut, newest, read_samples
@@ -142,8 +142,8 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
     files: Files = {}
     last = run.after or run.before
     stale = last is not None and last[STEP] != weights.update
-    if (picture := curves_picture(folder, run)) is not None:
-        files[CURVES] = picture
+    if (image := curves_image(folder, run)) is not None:
+        files[CURVES] = image
     about = {
         "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
         "lead": _lead(run, weights), "facts": list(_facts(run, weights)), "numbers": numbers(run),
@@ -173,7 +173,7 @@ def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
         return None
     if sample.response is not None:
         return "image-text-to-text" if sample.shown else "text-generation"
-    made = {".png": "image", ".mp4": "video", ".webp": "video", ".wav": "audio"}.get(sample.picture.suffix)
+    made = {".png": "image", ".mp4": "video", ".webp": "video", ".wav": "audio"}.get(sample.image.suffix)
     return f"{'image' if sample.shown else 'text'}-to-{made}" if made else None
 
 
@@ -241,15 +241,15 @@ def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
         return {}
     about = {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}
     if not prompts[0]["written"]:
-        if (picture := sheet(folder, run.before[STEP], run.after[STEP])) is None:
+        if (image := sheet(folder, run.before[STEP], run.after[STEP])) is None:
             return {}
-        files[SHEET] = picture
+        files[SHEET] = image
         marked = any(sample.exact is not None for sample in run.kept.values())
         title = f"Left: before training; right: after {run.after[STEP]} updates. {CHOSEN} {run.words.same}"
         return about | {"sheet_title": title + " Blue: exactly right; red: not." * marked, "sheet": SHEET}
     for prompt in prompts:
-        pictures = [png(folder.path / name) for name in prompt["shown"]]
-        own = {f"card/question-{prompt['index']:03d}-{i}.png": picture for i, picture in enumerate(pictures) if picture}
+        images = [png(folder.path / name) for name in prompt["shown"]]
+        own = {f"card/question-{prompt['index']:03d}-{i}.png": image for i, image in enumerate(images) if image}
         prompt["shown"] = list(own)
         files |= own
     return about

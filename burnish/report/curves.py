@@ -229,7 +229,7 @@ def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, flo
     return {line.update: line.lanes for line in read_records(file, _TIMELINE, file.parent)}
 
 
-def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
+def curves_image(folder: RunFolder, run: Summary) -> bytes | None:
     """A PNG file of the reward and other measures over the updates; None before there are two points."""
     drawn = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:DRAWN]
     drawn = [chart for chart in drawn if any(len(line["x"]) > 1 for line in chart["series"])]

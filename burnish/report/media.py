@@ -92,7 +92,7 @@ def _embed(path: Path) -> Embedded:
             step = max(1, round(rate / LOW_RATE))
             lower = values.mean(0)[: values.shape[1] // step * step].reshape(1, -1, step).mean(2)
             content = encode_sound(lower.astype(np.float32), rate // step)
-        return _picture(waveform(values)) | {"sound": _address(content, "audio/wav")}
+        return _image(waveform(values)) | {"sound": _address(content, "audio/wav")}
     height, width = medium.frames[0].shape[:2]
     if path.suffix == ".mp4":
         small = np.stack([np.asarray(_smaller(frame)) for frame in medium.frames])
@@ -102,7 +102,7 @@ def _embed(path: Path) -> Embedded:
         return {"video": _address(content, "video/mp4"), "size": size, "audible": audible}
     small_file = len(content) <= HEAVIEST and (path.suffix == ".webp" or max(height, width) <= LONGEST)
     kept = {"image": _address(content, f"image/{path.suffix[1:]}"), "size": (width, height)}
-    made = kept if small_file else _picture(medium.frames[0])
+    made = kept if small_file else _image(medium.frames[0])
     beside = path.with_suffix(".wav")
     return made | ({"sound": _embed(beside)["sound"]} if path.suffix == ".webp" and beside.is_file() else {})
 
@@ -113,7 +113,7 @@ def _smaller(frame: np.ndarray) -> Image.Image:
     return image
 
 
-def _picture(frame: np.ndarray) -> Embedded:
+def _image(frame: np.ndarray) -> Embedded:
     small = _smaller(frame)
     return {"image": _address(encoded(small, quality=85), "image/jpeg"), "size": small.size}
 
@@ -143,15 +143,15 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
     columns = across = 0
     for index in sorted({index for index, _ in read_samples(folder.validation(after))})[:PROMPTS]:
         sides = [of_prompt(folder, update, index) for update in (before, after)]
-        across = STRIP if sides[1][0].picture.suffix in CLIPS else 1
+        across = STRIP if sides[1][0].image.suffix in CLIPS else 1
         sides = [side[: EACH if across == 1 else 1] for side in sides]
-        drawn = [[still(sample.picture) for sample in side] for side in sides]
+        drawn = [[still(sample.image) for sample in side] for side in sides]
         begun = [still(path) for path in sides[1][0].shown[:1]]
         row = [*begun, *drawn[0], *drawn[1]]
-        if not drawn[0] or any(picture is None for picture in row) or (columns and len(row) != columns):
+        if not drawn[0] or any(image is None for image in row) or (columns and len(row) != columns):
             continue
         columns = len(row)
-        cells += [picture for picture in row if picture is not None]
+        cells += [image for image in row if image is not None]
         labels.append(sides[1][0].prompt)
         verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
     if not cells:
@@ -172,5 +172,5 @@ def still(path: Path) -> np.ndarray | None:
 
 def png(path: Path) -> bytes | None:
     """An image of a prompt as a small PNG file; None if it can't be read."""
-    picture = still(path)
-    return None if picture is None else encoded(_smaller(picture), "PNG", optimize=True)
+    image = still(path)
+    return None if image is None else encoded(_smaller(image), "PNG", optimize=True)

@@ -29,7 +29,7 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
+IMAGES, RESPONSES = 4, 3  # prompts that are shown first of all
 CHOSEN = "The first validation prompts, not cherry-picked."
 ALARMS_ABOUT = (
     "An alarm says that something has moved, not that it is bad, and a run without alarms is not thereby a good one: "
@@ -64,7 +64,7 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     updates = [row[STEP] for row in (run.before, run.after) if row is not None]
     updates = [update for update in updates if read_samples(folder.validation(update))]
     last = read_samples(folder.validation(updates[-1])) if updates else {}
-    most = PICTURES if all(sample.response is None for sample in last.values()) else RESPONSES
+    most = IMAGES if all(sample.response is None for sample in last.values()) else RESPONSES
     prompts = []
     for index in sorted({prompt for prompt, _ in last})[:most]:
         firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}

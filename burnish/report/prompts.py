@@ -172,7 +172,7 @@ def sample_data(folder: RunFolder, sample: Sample) -> dict[str, Any]:
     }  # fmt: skip
     if sample.response is not None:
         return data | {"response": cut(sample.response), "tokens": sample.tokens}
-    return data | {"file": relative(sample.picture, folder)}
+    return data | {"file": relative(sample.image, folder)}
 
 
 def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:

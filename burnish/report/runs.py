@@ -32,6 +32,7 @@ WITHIN = {
 }  # fmt: skip
 TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.]+(?:[eE][+-]?[0-9]+)?)')
 REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
+LAST = 1 << 16  # bytes in which the last lines are
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
@@ -129,7 +130,7 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     sample = next(iter(read_samples(folder.validation(newest)).values()), None)
     if sample is None:
         return None
-    files = [sample.picture] if sample.response is None else sample.shown
+    files = [sample.image] if sample.response is None else sample.shown
     return {
         "update": newest, "prompt": sample.prompt[:LABEL], "text": sample.response and sample.response[:LABEL],
         "file": relative(files[0], folder) if files else None,
@@ -141,10 +142,13 @@ def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
     content = file.read_bytes() if file.is_file() else b""
     seconds = sum(value for text in TIME.findall(content) if (value := float(text)) < 1e9)
-    validated = [content[content.rfind(b"\n", 0, one.start()) + 1 : one.end()] for one in REWARDS.finditer(content)]
+    validated = [
+        content[(start := content.rfind(b"\n", 0, one.start()) + 1) : content.find(b",", start) + 1] + one[0]
+        for one in REWARDS.finditer(content)
+    ]  # of a line its number, which is first, and what follows
     rewards: dict[int, float | None] = {}
     updates = 0
-    for line in [*validated, *content.rsplit(b"\n", 3)[-3:]]:  # the last may be half written
+    for line in [*validated, *content[-LAST:].split(b"\n")[-3:]]:  # the last may be half written
         with suppress(ValueError):
             row = parse_json(line)
             if is_row(row) and type(row.get(STEP)) is int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from os.path import islink
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -54,7 +55,7 @@ class Sample(TokenFields):
     media: Path = field(default=Path(), init=False)  # folder of the files
 
     @property
-    def picture(self) -> Path:
+    def image(self) -> Path:
         """File of an image, a clip or a sound; does not exist for a response."""
         return self.media / Path(self.file or f"{self.index:03d}-{self.sample:02d}.png").name
 
@@ -105,15 +106,15 @@ _SAMPLE, _SCORE, _PROMPT = TypeAdapter(Sample), TypeAdapter(Score), TypeAdapter(
 
 @cached(lambda validation: stamp(validation / SAMPLES))
 def read_samples(validation: Path) -> Samples:
-    """Samples in the folder of a validation."""
-    records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1])
-    return {(sample.index, sample.sample): sample for sample in records if _with_media(sample, validation)}
-
-
-def _with_media(sample: Sample, validation: Path) -> bool:
-    """Say where the files of a sample are; whether they are all of this run."""
-    sample.media = validation / "pictures"
-    return not any(leads_out(path, validation.parents[1]) for path in (sample.picture, *sample.shown))
+    """Samples in the folder of a validation, without those whose files are not of this run."""
+    media, run = validation / "pictures", validation.parents[1]
+    records = [] if leads_out(media, run) else read_records(validation / SAMPLES, _SAMPLE, run)
+    for sample in records:
+        sample.media = media
+    return {
+        (sample.index, sample.sample): sample for sample in records
+        if not any(map(islink, (sample.image, *sample.shown)))
+    }  # fmt: skip
 
 
 @cached(lambda validation: stamp(validation / SCORES))

@@ -112,8 +112,8 @@ class Summary:
     def words(self) -> Words:
         """How to speak of what it trained."""
         kept = next(iter(self.kept.values()), None)
-        if kept is not None and kept.response is None and kept.picture.suffix in FILES:
-            return DRAWN[FILES[kept.picture.suffix]]
+        if kept is not None and kept.response is None and kept.image.suffix in FILES:
+            return DRAWN[FILES[kept.image.suffix]]
         if self.judges:
             return JUDGEMENTS
         return TASKS.get(self.config.get("task", DEFAULT), TASKS[DEFAULT]).words

@@ -399,7 +399,7 @@ class Reward(AnyReward):
             {name: self._frames.reduced([score.numbers[name] for score in scores]) for name in self.numbers},
         )
 
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def differentiable(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The reward with gradients, for algorithms that need them; optional.
 
         Args:

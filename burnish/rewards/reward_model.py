@@ -13,7 +13,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.language.model.chat import apply_template
-from burnish.language.model.reward_head import about_picture, is_reward_model
+from burnish.language.model.reward_head import about_image, is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.language import HeadOptions, sees
@@ -115,7 +115,7 @@ class RewardModel(HeadOptions, LanguageReward):
 
 
 @register("flow reward", "reward_model")
-class PictureRewardModel(HeadOptions, Reward):
+class ImageRewardModel(HeadOptions, Reward):
     """What a reward model that was trained on images for prompts (algorithm.question) makes of an image."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -137,7 +137,7 @@ class PictureRewardModel(HeadOptions, Reward):
         questions = []
         for image, prompt in zip(images, prompts, strict=True):
             shown = tuple(replace(media, fit=fit) for media in (*prompt.images, Media.array(image)))
-            questions.append(about_picture(about.question, prompt.text, shown))
+            questions.append(about_image(about.question, prompt.text, shown))
         scores = self._by_heads(questions, [""] * len(images), [None] * len(images), media=True)
         return [Score(None, row) if isinstance(row, str) else Score(row[0]) for row in scores]
 

@@ -315,7 +315,7 @@ def run_anew(suites: Sequence[Evaluation], target: Path | None, *, source: str) 
     return metrics
 
 
-def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
+def prompt_images(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
     """What a prompt shows, each with a name: its images, some frames of its videos, and its further inputs.
 
     What it plays is not among them.

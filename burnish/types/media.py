@@ -25,7 +25,7 @@ from burnish.utils.media import (
     check_sound,
     check_video,
     choose_frames,
-    open_picture,
+    open_image,
     read_sound,
     video_shape,
 )
@@ -58,12 +58,12 @@ class Fit:
         """Whether frames of a video are chosen, which its processor then takes as they are."""
         return self.fps is not None or self.max_frames is not None
 
-    def picture(self, picture: Image) -> Image:
+    def image(self, image: Image) -> Image:
         """An image with pixels within the limits, its shape kept."""
-        return _resized(picture, self.min_pixels, self.max_pixels)
+        return _resized(image, self.min_pixels, self.max_pixels)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of what ``picture`` makes of an image of this size."""
+        """Width and height of what ``image`` makes of an image of this size."""
         return _fitted(width, height, self.min_pixels, self.max_pixels)
 
     def frame(self, frame: np.ndarray) -> np.ndarray:
@@ -204,9 +204,9 @@ class Media:
         """
         from PIL import ImageOps
 
-        with open_picture(io.BytesIO(self.read())) as opened:
+        with open_image(io.BytesIO(self.read())) as opened:
             ImageOps.exif_transpose(opened, in_place=True)
-            return self.fit.picture(as_rgb(opened))
+            return self.fit.image(as_rgb(opened))
 
     def audio(self, rate: int) -> np.ndarray:
         """The sound in one channel, float32 [N], at ``rate`` samples per second.
@@ -297,7 +297,7 @@ class Media:
         elif self.kind == "audio":
             self.audio(CHECKED_RATE)
         else:
-            with open_picture(io.BytesIO(self.read())) as opened:
+            with open_image(io.BytesIO(self.read())) as opened:
                 # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
                 opened.draft("RGB", (max(opened.width // 8, 1), max(opened.height // 8, 1)))
                 ImageOps.exif_transpose(opened, in_place=True)
@@ -314,7 +314,7 @@ def digest_of(data: bytes) -> str:
 
 def _header(data: bytes) -> Header:
     """Of an image in a file."""
-    with open_picture(io.BytesIO(data)) as opened:
+    with open_image(io.BytesIO(data)) as opened:
         (width, height), kind = opened.size, str(opened.format)
         if kind == "PNG" and not any(mark in data for mark in TURNS):
             opened.verify()  # in place of decoding, which asking for its orientation would mean
@@ -345,12 +345,12 @@ def evenly_spaced(count: int, limit: int | None) -> list[int]:
     return [round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)]
 
 
-def _resized(picture: Image, least: int | None, most: int | None) -> Image:
+def _resized(image: Image, least: int | None, most: int | None) -> Image:
     """An image within bounds of its number of pixels, its shape kept up to rounding."""
     from PIL.Image import Resampling
 
-    size = _fitted(picture.width, picture.height, least, most)
-    return picture if size == picture.size else picture.resize(size, Resampling.BICUBIC)
+    size = _fitted(image.width, image.height, least, most)
+    return image if size == image.size else image.resize(size, Resampling.BICUBIC)
 
 
 def _fitted(width: int, height: int, least: int | None, most: int | None) -> tuple[int, int]:

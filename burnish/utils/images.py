@@ -21,13 +21,13 @@ class NonFiniteImage(np.ndarray):
     """An image with non-finite values, which are shown black; it is never scored."""
 
     @classmethod
-    def of(cls, picture: np.ndarray) -> NonFiniteImage:
+    def of(cls, image: np.ndarray) -> NonFiniteImage:
         """The same pixels, marked."""
-        return picture.view(cls)
+        return image.view(cls)
 
 
 def grid(
-    pictures: Sequence[np.ndarray],
+    images: Sequence[np.ndarray],
     columns: int,
     labels: Sequence[str] | None = None,
     verdicts: Sequence[bool | None] | None = None,
@@ -45,19 +45,19 @@ def grid(
         across: images that each one is made of, side by side, such as frames of a clip.
     """
     font = ImageFont.load_default(FONT_SIZE)
-    width, height = _size(pictures[0], across)
+    width, height = _size(images[0], across)
     cell_w, cell_h = width + 2 * FRAME + GAP, height + 2 * FRAME + GAP
-    rows = -(-len(pictures) // columns)
+    rows = -(-len(images) // columns)
     left = GAP + (LABEL_WIDTH + 2 * GAP if labels else 0)
     sheet = Image.new("RGB", (left + columns * cell_w, GAP + rows * cell_h), PAPER)
     draw = ImageDraw.Draw(sheet)
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(images):
         x, y = left + i % columns * cell_w, GAP + i // columns * cell_h
         right = verdicts[i] if verdicts else None
         if right is not None:
             corner = (x + cell_w - GAP - 1, y + cell_h - GAP - 1)
             draw.rectangle((x, y, *corner), fill=RIGHT if right else WRONG)
-        fitted = _fitted(picture, width, height)
+        fitted = _fitted(image, width, height)
         left_over, above = (width - fitted.width) // 2, (height - fitted.height) // 2
         sheet.paste(fitted, (x + FRAME + left_over, y + FRAME + above))
     for row, label in enumerate(labels or ()):
@@ -83,22 +83,22 @@ def waveform(samples: np.ndarray) -> np.ndarray:
     rows = np.linspace(1, -1, WAVE_HEIGHT)[:, None]
     thick = 1 / WAVE_HEIGHT  # silence is a line
     drawn = (rows >= low - thick) & (rows <= high + thick)
-    picture = np.full((WAVE_HEIGHT, WAVE_WIDTH, 3), 255, np.uint8)
-    picture[drawn] = RIGHT
-    return picture
+    image = np.full((WAVE_HEIGHT, WAVE_WIDTH, 3), 255, np.uint8)
+    image[drawn] = RIGHT
+    return image
 
 
-def _fitted(picture: np.ndarray, width: int, height: int) -> Image.Image:
+def _fitted(image: np.ndarray, width: int, height: int) -> Image.Image:
     """An image as large as fits into a box, its shape kept."""
-    scale = min(width / picture.shape[1], height / picture.shape[0])
-    size = tuple(max(1, round(side * scale)) for side in (picture.shape[1], picture.shape[0]))
+    scale = min(width / image.shape[1], height / image.shape[0])
+    size = tuple(max(1, round(side * scale)) for side in (image.shape[1], image.shape[0]))
     way = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
-    return Image.fromarray(picture).convert("RGB").resize((min(size[0], width), min(size[1], height)), way)
+    return Image.fromarray(image).convert("RGB").resize((min(size[0], width), min(size[1], height)), way)
 
 
-def _size(picture: np.ndarray, across: int) -> tuple[int, int]:
+def _size(image: np.ndarray, across: int) -> tuple[int, int]:
     """Width and height of an image in the sheet."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     longest = max(height, width // across)
     largest = LARGE if across == 1 else LARGE // 2
     if longest > largest:

@@ -33,7 +33,7 @@ def check_pixels(width: int, height: int) -> None:
         raise OSError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}; scale it down")
 
 
-def open_picture(file: Any) -> Image:
+def open_image(file: Any) -> Image:
     """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
 
     Raises:
@@ -83,29 +83,29 @@ def of_frames(values: Any) -> Any:
     return values.astype(np.uint8)
 
 
-def as_shown(picture: Image) -> Image:
+def as_shown(image: Image) -> Image:
     """An image that has pixels, in 8 bits per colour; see ``as_rgb``.
 
     Raises:
         OSError: it has none, or as ``as_rgb``.
     """
-    if not picture.width or not picture.height:
-        raise OSError(f"an image of {picture.width} x {picture.height} pixels has nothing to show")
-    return as_rgb(picture)
+    if not image.width or not image.height:
+        raise OSError(f"an image of {image.width} x {image.height} pixels has nothing to show")
+    return as_rgb(image)
 
 
-def as_rgb(picture: Image) -> Image:
+def as_rgb(image: Image) -> Image:
     """An image in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
 
     Raises:
         OSError: it holds fractions, or more than 16 bits, of which nobody knows what is white.
     """
-    if picture.mode != "F" and not picture.mode.startswith("I"):
-        return picture.convert("RGB")
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image.convert("RGB")
     import numpy as np
     from PIL.Image import fromarray
 
-    values = np.asarray(picture)
+    values = np.asarray(image)
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > DEEPEST:
         raise OSError("its values are not of 8 or 16 bits; save it with 8 bits per colour")
     return fromarray((values >> 8).astype(np.uint8)).convert("RGB")

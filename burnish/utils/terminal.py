@@ -77,11 +77,11 @@ def console(**options: Any) -> Console:
     return Terminal(**options)
 
 
-def say(*parts: str | tuple[str, str]) -> None:
+def say(*parts: str | tuple[str, str], end: str = "\n") -> None:
     """Print a line: words as they are, with a style beside them where they have one."""
     from rich.text import Text
 
-    console(highlight=False).print(Text.assemble(*parts), soft_wrap=True)
+    console(highlight=False).print(Text.assemble(*parts), soft_wrap=True, end=end)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:

@@ -109,10 +109,10 @@ def load_object(path: str, what: str) -> Any:
         raise UserError(f"path of {what} is {path!r}, but {why}") from error
     found = getattr(module, name, None)
     if not callable(found):
-        why = "has no such name" if found is None else "is not a function there"
+        why = f"there is no {name} in {where}" if found is None else f"{name} is not a function there"
         near = difflib.get_close_matches(name, [one for one, value in vars(module).items() if callable(value)], n=1)
         way_out = f"did you mean {near[0]}?" if near else "give the name of a function"
-        raise UserError(f"path of {what} is {path!r}, but {name} {why}; {way_out}")
+        raise UserError(f"path of {what} is {path!r}, but {why}; {way_out}")
     return found
 
 

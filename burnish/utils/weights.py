@@ -34,7 +34,7 @@ VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)(?:\.(\w+)(?:-\d+-of-\d+
 # ends of names of weights of few bits: GPTQ and AWQ, compressed-tensors, bitsandbytes, FP8
 OF_FEW_BITS = (".qweight", ".qzeros", ".weight_packed", ".absmax", ".quant_map", ".weight_scale", ".weight_scale_inv",
                ".SCB")  # fmt: skip
-OF_PICTURES = r"\.to_[kv]_ip\.|^encoder_hid_proj\.image_projection_layers\."  # names of weights of an IP-adapter
+OF_IMAGES = r"\.to_[kv]_ip\.|^encoder_hid_proj\.image_projection_layers\."  # names of weights of an IP-adapter
 JUDGING = ("score.", "classifier.", "qa_outputs.")  # beginnings of names of heads that write no text
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
@@ -176,7 +176,7 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     if report.get("error_msgs"):
         raise UserError(f"{where} can't be loaded as {kind.__name__}: {'; '.join(map(str, report['error_msgs'][:3]))}")
     unused = sorted(report.get("unexpected_keys") or ())
-    if adapted := [name for name in unused if re.search(OF_PICTURES, name)]:
+    if adapted := [name for name in unused if re.search(OF_IMAGES, name)]:
         raise UserError(
             f"{where} has {listed(adapted)} of an IP-adapter, which {type(network).__name__} does not load from there; "
             "save it without (unload_ip_adapter() of its pipeline, before save_pretrained)"

@@ -147,7 +147,7 @@ class Given(Linear):
 
 
 def with_given(latents):
-    """Latents, and which of them are noised; what is given differs by row, as pictures of prompts do."""
+    """Latents, and which of them are noised; what is given differs by row, as images of prompts do."""
     values = torch.arange(FIXED * len(latents), dtype=latents.dtype).view(-1, *[1] * (latents.ndim - 2), FIXED)
     noised = torch.tensor([True] * DIM + [False] * FIXED).expand(len(latents), -1).contiguous()
     return {"latents": torch.cat([latents, values.expand(*latents.shape[:-1], FIXED)], -1), "noised": noised}
@@ -176,7 +176,7 @@ def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
         alone, whole = (algorithm.compute_advantages(one)[0] for one in (scored().select([7, 5]), scored()))
         assert torch.equal(alone.time, whole.time[[7, 5]])
         torch.testing.assert_close(next(alone.terms(9)).noisy[:2], next(whole.select([7]).terms(9)).noisy)
-    # a picture twice in a batch
+    # an image twice in a batch
     twice, _ = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))
     part = next(twice.terms(9))
     assert (part.target + part.clean).unique(dim=0).shape[0] == twice.time.unique().numel() == 4
@@ -205,7 +205,7 @@ def test_likelihood_is_weighted_by_the_exponential_of_the_reward():
 
 
 class Latents:
-    """Pictures of a data set that have been encoded."""
+    """Images of a data set that have been encoded."""
 
     def __init__(self, samples):
         self.samples = samples
@@ -276,10 +276,10 @@ def test_srpo_recovers_samples_by_their_own_noise_and_climbs_words_down_and_up()
     expected = (clean + ((end - start) / (1 - end))[:, None] * off).sum(1)
     up, down = 3 * expected, 2 * expected  # by the words that an update has: the second negative one in update 2
 
-    def reward(pictures, prompts):
+    def reward(images, prompts):
         factor = {"up": 3.0, "down": 7.0, "low": 2.0}
-        return pictures.sum(1) * torch.tensor([factor[prompt.text.partition(".")[0]] for prompt in prompts])
+        return images.sum(1) * torch.tensor([factor[prompt.text.partition(".")[0]] for prompt in prompts])
 
-    roles = SimpleNamespace(policy=lambda *asked: eps - clean + off, pictures=lambda x, asked: x, reward=reward)
+    roles = SimpleNamespace(policy=lambda *asked: eps - clean + off, images=lambda x, asked: x, reward=reward)
     climbed = torch.where(part.denoises, (1 + k) * up - down, (1 + k) * down - up)
     torch.testing.assert_close(algorithm.loss(part, roles).total, -climbed.sum(), rtol=1e-5, atol=1e-5)

@@ -19,15 +19,15 @@ from tests.support.drawing import noise
 from tests.support.evaluations import HEADER_OF, evaluated
 from tests.support.reports import Story, report, run_folder
 
-BARE = Story(updates=10, guided=False, pictures=False)
-PICTURE = "validation/000010/pictures/000-00.png"
+BARE = Story(updates=10, guided=False, images=False)
+IMAGE = "validation/000010/pictures/000-00.png"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board") / "runs"
     recorded(run_folder(root / "a", Story(updates=10, guided=False)), 3)
-    Image.fromarray(noise(0)).save(root / "a" / PICTURE)  # unlike that of the first validation
+    Image.fromarray(noise(0)).save(root / "a" / IMAGE)  # unlike that of the first validation
     (root.parent / "secret.png").write_bytes(b"\x89PNG secret")
     return root
 
@@ -51,14 +51,14 @@ def test_data_of_a_run(port: int, root: Path):
     for what in ("curves", "prompts", "walk", "groups", "time"):
         assert ask(port, f"/api/{what}?run=a&prompt=0")[0] == 200
     thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
-    assert thumbnail == {"update": 10, "prompt": "the number 100", "text": None, "file": PICTURE}
-    _, content, about = ask(port, f"/media?run=a&side=192&file={quote(PICTURE)}")
-    assert (content, about["content-type"]) == ((root / "a" / PICTURE).read_bytes(), "image/png")
-    status, content, _ = ask(port, f"/media?run=a&file={quote(PICTURE)}", Range="bytes=0-3")
+    assert thumbnail == {"update": 10, "prompt": "the number 100", "text": None, "file": IMAGE}
+    _, content, about = ask(port, f"/media?run=a&side=192&file={quote(IMAGE)}")
+    assert (content, about["content-type"]) == ((root / "a" / IMAGE).read_bytes(), "image/png")
+    status, content, _ = ask(port, f"/media?run=a&file={quote(IMAGE)}", Range="bytes=0-3")
     assert (status, content) == (206, b"\x89PNG"), "clips are read in parts"
 
 
-@pytest.mark.parametrize("path", ["/", "/board.js", "/board.css", "/api/runs", f"/media?run=a&file={PICTURE}"])
+@pytest.mark.parametrize("path", ["/", "/board.js", "/board.css", "/api/runs", f"/media?run=a&file={IMAGE}"])
 def test_another_name_or_site_is_refused(port: int, path: str):
     for host in ("evil.example", "evil.example:80", "127.0.0.1:1", "", "127.0.0.1.evil.example"):
         assert ask(port, path, Host=host)[0] == 403
@@ -88,7 +88,7 @@ def test_what_is_no_media_of_a_run_is_refused(port: int, name: str):
 
 @pytest.mark.parametrize("run", ["..", "a/..", "/", "b", "", "a\0", "../runs/a"])
 def test_what_is_no_run_is_refused(port: int, run: str):
-    assert media(port, PICTURE, run) == 404
+    assert media(port, IMAGE, run) == 404
     for what in ("run", "compare"):
         assert ask(port, f"/api/{what}?run={quote(run, safe='')}")[0] == 404
 
@@ -98,21 +98,21 @@ def test_links_lead_nowhere(tmp_path: Path):
     outside = run_folder(tmp_path / "outside", Story(updates=10, guided=False)).path
     folder = run_folder(root / "a", Story(updates=10, guided=False))
     (root / "linked").symlink_to(outside)
-    pictures = folder.validation(10) / "pictures"
-    (pictures / "000-00.png").unlink()
-    (pictures / "000-00.png").symlink_to(tmp_path / "outside" / PICTURE)
+    images = folder.validation(10) / "pictures"
+    (images / "000-00.png").unlink()
+    (images / "000-00.png").symlink_to(tmp_path / "outside" / IMAGE)
     shutil.rmtree(folder.validation(0) / "pictures")
     (folder.validation(0) / "pictures").symlink_to(outside / "validation" / "000000" / "pictures")
     half = run_folder(root / "half", BARE).path
     (half / "metrics.jsonl").unlink()
     (half / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
-    os.mkfifo(pictures / "000-99.png")
+    os.mkfifo(images / "000-99.png")
     with board(root) as port:
         assert [one["id"] for one in ask(port, "/api/runs")[1]["runs"]] == ["a"]
-        assert media(port, PICTURE) == 404
-        assert media(port, PICTURE.replace("000-00", "000-99")) == 404
+        assert media(port, IMAGE) == 404
+        assert media(port, IMAGE.replace("000-00", "000-99")) == 404
         assert media(port, "validation/000000/pictures/000-01.png") == 404
-        assert media(port, PICTURE.replace("000-00", "000-01")) == 200
+        assert media(port, IMAGE.replace("000-00", "000-01")) == 200
 
 
 def test_a_run_of_this_machine_runs_while_its_process_holds_the_folder(tmp_path: Path):

@@ -42,7 +42,7 @@ def nothing_wrong(page: Browser) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with pictures, and another with clips."""
+    """A run with images, and another with clips."""
     root = tmp_path_factory.mktemp("runs")
     recorded(run_folder(root / "seed0", SMALL), 3)
     clips = run_folder(root / "clips", SMALL)
@@ -80,7 +80,7 @@ def test_a_run_that_goes_appears_and_moves_on(page: Browser, tmp_path: Path):
         page.open("about:blank")
 
 
-def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
+def test_images_and_verdict_are_seen_first(page: Browser, port: int):
     go(page, port)
     page.until("[...document.querySelectorAll('.newest img')].filter((one) => one.naturalWidth > 0).length === 1")
     assert page.ask("document.querySelector('.newest img').src.includes('000020%2Fpictures%2F000-00.png')")
@@ -109,7 +109,7 @@ def put(page: Browser, where: str, value: str) -> None:
 def test_runs_are_sorted_found_grouped_and_swept(page: Browser, tmp_path: Path):
     for rate, seed in [(rate, seed) for rate in ("0.001", "0.0001") for seed in (0, 1)]:
         overrides = (f"optimizer.lr={rate}", f"seed={seed}", "optimizer.schedule=constant")
-        story = replace(SMALL, pictures=False, steps=20, reward=(0.7, 0.8 + 0.1 * seed), overrides=overrides)
+        story = replace(SMALL, images=False, steps=20, reward=(0.7, 0.8 + 0.1 * seed), overrides=overrides)
         run_folder(tmp_path / "runs" / f"{rate}-{seed}", story)
     (tmp_path / "runs" / "0.001-1" / "notes.md").write_text("<b>kept</b> #base")
     names = "[...document.querySelectorAll('.run .what a')].map((one) => one.textContent)"

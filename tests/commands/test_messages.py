@@ -10,7 +10,7 @@ from burnish.utils.paths import CLAIM
 from tests.support.reports import Story, lines_of, run_folder
 from tests.support.tiny_run import TinyRun, burnish
 
-BARE = Story(pictures=False)
+BARE = Story(images=False)
 
 
 def test_a_run_does_what_it_says(files, monkeypatch):

@@ -13,7 +13,7 @@ from tests.support.tiny_run import burnish
 
 
 def kept(run, name, records, place="samples", **about):
-    """Samples of one prompt: pictures of a shade each, or responses."""
+    """Samples of one prompt: images of a shade each, or responses."""
     folder = run / place / name
     folder.mkdir(parents=True)
     lines = []
@@ -85,11 +85,11 @@ SAMPLED = [*SMALL, "scoring.processes=0", "validation.every=1", "validation.max_
            "data.train_batch_size=2",
            "rollout={n: 6, save: {every: 1, prompts: 2}}", "validation.save.prompts=2"]  # fmt: skip
 LEARNED = [*SMALL, "validation.every=null", "data.train_batch_size=1"]
-PICTURES = ["validation.reference_guidance=null"]
+IMAGES = ["validation.reference_guidance=null"]
 RESPONSES = ["trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]
 UNSCORED = ["rewards={format: null, exact: null}"]
 CHAINS = {  # recipe, its options, what samples become, and with which options what learns from them
-    "pictures to imitate": ("quickstart", PICTURES, "sft", ["algorithm=sft", "scoring.processes=0"]),
+    "pictures to imitate": ("quickstart", IMAGES, "sft", ["algorithm=sft", "scoring.processes=0"]),
     "pairs of responses": (
         "vlm_quickstart", RESPONSES, "pairs", ["algorithm={name: dpo, online: false}", "scoring.processes=0"],
     ),

@@ -96,8 +96,8 @@ def test_a_dry_run_sends_nothing_and_shows_hostile_texts_as_text(hub, drawn, tmp
     assert "<script" not in markdown(body)
     assert "newest validation" not in body, "these weights are the ones that were validated last"
     for name in re.findall(r"\]\((card/[\w.-]+)\)", body):
-        with Image.open(tmp_path / "shown" / name) as picture:
-            assert min(picture.size) > 100
+        with Image.open(tmp_path / "shown" / name) as image:
+            assert min(image.size) > 100
 
 
 def markdown(text: str) -> str:
@@ -117,13 +117,13 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_before_anything_is_loaded(hub, tmp_path, case):
     given, words = REFUSED[case]
-    folder = run_folder(tmp_path / "run", Story(pictures=False))
+    folder = run_folder(tmp_path / "run", Story(images=False))
     assert words in burnish("push", folder.path, *given, status=2).message
     assert not hub.commits
 
 
 def test_a_token_is_needed_and_goes_to_no_other_host(hub, tmp_path, monkeypatch):
-    run = run_folder(tmp_path / "run", Story(pictures=False)).path
+    run = run_folder(tmp_path / "run", Story(images=False)).path
 
     def refused() -> str:
         return burnish("push", run, "--to", "me/numbers", status=2).message

@@ -117,7 +117,7 @@ def test_a_scorer_that_tiny_wrote_passes_and_wrong_pixels_are_found(name, tmp_pa
     assert name != "clip" or "fail gradients" in burnish(*words, status=1).out
 
 
-def test_an_attack_names_the_cheats_that_score_as_high_as_an_honest_picture(tmp_path):
+def test_an_attack_names_the_cheats_that_score_as_high_as_an_honest_image(tmp_path):
     (tmp_path / "own.py").write_text("def dark(images): return [1 - float(image.mean()) / 255 for image in images]")
     found = burnish("check-reward", "function", f"path={tmp_path}/own.py:dark", "--attack").out
     share, cheats = re.search(r"cheatability ([\d.]+): .* image: (.*)", " ".join(found.split())).groups()

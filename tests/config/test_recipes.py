@@ -103,14 +103,14 @@ REWARDS = "".join(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Prompts, pictures, and the functions that a user brings; tiny models join them as they are needed."""
+    """Prompts, images, and the functions that a user brings; tiny models join them as they are needed."""
     folder = tmp_path_factory.mktemp("published")
     (folder / "rewards.py").write_text(REWARDS)
     for name in ("black", "white"):
         Image.new("RGB", (8, 8), name).save(folder / f"{name}.png")
     prompt = {"prompt": "the word at", "answer": "at"}
-    picture, pair = {"image": "white.png"}, {"chosen": "white.png", "rejected": "black.png"}
-    for name, record in (("prompts", prompt), ("pictures", prompt | picture), ("pairs", prompt | pair)):
+    image, pair = {"image": "white.png"}, {"chosen": "white.png", "rejected": "black.png"}
+    for name, record in (("prompts", prompt), ("pictures", prompt | image), ("pairs", prompt | pair)):
         (folder / f"{name}.jsonl").write_text(json.dumps(record))
     return folder
 

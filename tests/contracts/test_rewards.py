@@ -122,8 +122,8 @@ class Level(Reward):
     def score(self, images, prompts):
         return [Score(float(image.mean()), f"{image.mean():g}") for image in images]
 
-    def differentiable(self, pictures, prompts):
-        return pictures.mean((1, 2, 3))
+    def differentiable(self, images, prompts):
+        return images.mean((1, 2, 3))
 
 
 @options
@@ -143,11 +143,11 @@ class Loudness(Reward):
     ],
     ids=str,
 )
-def test_a_reward_on_pictures_scores_a_clip_by_its_frames(given: dict[str, Any], value: float) -> None:
+def test_a_reward_on_images_scores_a_clip_by_its_frames(given: dict[str, Any], value: float) -> None:
     one = Level(frames=given)
     assert one([clip()], PROMPTS[:1])[0].value == pytest.approx(value)
-    pictures = torch.tensor(clip().frames).permute(0, 3, 1, 2)[None].float()
-    assert one.with_gradients(pictures, PROMPTS[:1]).tolist() == pytest.approx([value])
+    images = torch.tensor(clip().frames).permute(0, 3, 1, 2)[None].float()
+    assert one.with_gradients(images, PROMPTS[:1]).tolist() == pytest.approx([value])
 
 
 def test_what_a_reward_does_not_read_is_told_and_never_scored() -> None:

@@ -1,4 +1,4 @@
-"""Records with answers: demonstrations, preferences, judgements, scores, steps, and finished pictures."""
+"""Records with answers: demonstrations, preferences, judgements, scores, steps, and finished images."""
 
 import base64
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from burnish.types.prompt import Prompt
-from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, picture, read, shade, write
+from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, image_file, read, shade, write
 
 LEARNED = {
     "demonstrations": ["algorithm=sft", OFFLINE], "preferences": ["algorithm=dpo", OFFLINE],
@@ -30,8 +30,8 @@ def said(content, **more):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "a.png").write_bytes(picture(10))
-    (tmp_path / "b.png").write_bytes(picture(20))
+    (tmp_path / "a.png").write_bytes(image_file(10))
+    (tmp_path / "b.png").write_bytes(image_file(20))
     return tmp_path
 
 
@@ -85,10 +85,10 @@ def test_preferences_are_texts_messages_or_conversations(folder):
         {"messages": [user("a?"), said("good")], "rejected_response": "bad"},
         {"query": "a?", "response": "good", "rejected_response": "bad"},
     ]  # fmt: skip
-    *found, pictured = learned("preferences", folder, *records, {"image": "a.png"} | PAIR | {"prompt": "<image>?"})
+    *found, with_images = learned("preferences", folder, *records, {"image": "a.png"} | PAIR | {"prompt": "<image>?"})
     for pair in found:
         assert (pair.prompt.turns[0].text, *pair.responses) == ("a?", "good", "bad")
-    assert len(pictured.prompt.images) == 1
+    assert len(with_images.prompt.images) == 1
 
 
 def test_judgements_are_good_or_bad(folder):
@@ -102,20 +102,20 @@ def test_judgements_are_good_or_bad(folder):
     assert found[0].uid != found[1].uid
 
 
-PICTURES = ["algorithm=sft", OFFLINE]
+IMAGES = ["algorithm=sft", OFFLINE]
 drawn = partial(read, GENERATOR)
 
 
-def test_paths_of_pictures_lie_beside_the_file_and_bytes_in_it(folder):
+def test_paths_of_images_lie_beside_the_file_and_bytes_in_it(folder):
     path = write(
         folder / "data.jsonl", {"prompt": "one", "image": "a.png", "negative_prompt": "blur"}, "",
         {"caption": "two", "file_name": str(folder / "b.png")},
-        {"text": "three", "picture": "data:image/png;base64," + base64.b64encode(picture(30)).decode()},
+        {"text": "three", "picture": "data:image/png;base64," + base64.b64encode(image_file(30)).decode()},
     )  # fmt: skip
-    records = drawn(path, *PICTURES, *SIZED)
+    records = drawn(path, *IMAGES, *SIZED)
     assert [record.prompt for record in records] == [
         Prompt(text="one", negative="blur"), Prompt(text="two"), Prompt(text="three")
     ]  # fmt: skip
-    assert [shade(record.pictures[0]) for record in records] == [10, 20, 30]
+    assert [shade(record.images[0]) for record in records] == [10, 20, 30]
     assert [record.where for record in records] == [f"{path}:{line}" for line in (1, 3, 4)]
     assert len({record.uid for record in records}) == 3

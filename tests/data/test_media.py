@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds: what they are read as, within which limits, and that nothing broken starts a run."""
+"""Images, videos and sounds: what they are read as, within which limits, and that nothing broken starts a run."""
 
 import io
 import pickle
@@ -23,26 +23,26 @@ RAMP = np.linspace(0, 2**16 - 1, 64).astype(np.uint16).reshape(8, 8)
 FRAMES = np.repeat(np.arange(0, 250, 25, dtype=np.uint8), 16 * 32 * 3).reshape(10, 16, 32, 3)
 
 
-def encoded(kind, picture=NOISE, **how):
+def encoded(kind, image=NOISE, **how):
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, kind, **how)
+    Image.fromarray(image).save(buffer, kind, **how)
     return buffer.getvalue()
 
 
-def refused_at(folder, pictures):
-    """What a run says that is to begin on questions about pictures."""
-    for name, content in pictures.items():
+def refused_at(folder, images):
+    """What a run says that is to begin on questions about images."""
+    for name, content in images.items():
         (folder / name).write_bytes(content)
-    records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in pictures]
+    records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in images]
     path = write(folder / "data.jsonl", *records)
     messages = refused(LANGUAGE, path, "algorithm=grpo", "rewards.exact=null", "rewards.format.weight=1")
     return [message.removeprefix(f"{path}:") for message in messages]
 
 
-def test_broken_and_extreme_pictures_are_refused_by_record_before_weights_are_loaded(tmp_path):
-    pictures = {"a.png": encoded("PNG", SMALL), "long.png": encoded("PNG", np.zeros((2, 402, 3), np.uint8))}
-    pictures |= {f"{i}.jpg": encoded("JPEG")[:700] for i in range(11)}  # whose headers are whole
-    long, *broken = refused_at(tmp_path, pictures)
+def test_broken_and_extreme_images_are_refused_by_record_before_weights_are_loaded(tmp_path):
+    images = {"a.png": encoded("PNG", SMALL), "long.png": encoded("PNG", np.zeros((2, 402, 3), np.uint8))}
+    images |= {f"{i}.jpg": encoded("JPEG")[:700] for i in range(11)}  # whose headers are whole
+    long, *broken = refused_at(tmp_path, images)
     assert long.startswith("2: ")
     assert "402 x 2" in long
     assert [line.partition(": ")[0] for line in broken] == [str(number) for number in range(3, 10)]
@@ -56,7 +56,7 @@ def test_broken_and_extreme_pictures_are_refused_by_record_before_weights_are_lo
     assert "decoded" in said
 
 
-def test_a_picture_of_16_bits_keeps_its_greys_and_others_are_converted_as_pil_does():
+def test_a_image_of_16_bits_keeps_its_greys_and_others_are_converted_as_pil_does():
     """PIL's own conversion makes everything above 255 white: of an X-ray nothing would be left."""
     for form in ("PNG", "TIFF", "PPM"):
         found = np.asarray(Media.encoded(encoded(form, RAMP)).image())
@@ -85,7 +85,7 @@ def test_postscript_is_refused_and_never_run(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_picture_of_too_many_pixels_is_refused_by_its_header():
+def test_a_image_of_too_many_pixels_is_refused_by_its_header():
     media = Media.encoded(promised(13_000, 13_000))
     for look in (media.check, media.decode, media.image):
         with pytest.raises(OSError, match="13000 x 13000"):
@@ -96,7 +96,7 @@ def fitted(**limits):
     return replace(Media.array(NOISE), fit=Fit(**limits)).image().size
 
 
-def test_a_picture_is_brought_within_its_limits_and_keeps_its_shape():
+def test_a_image_is_brought_within_its_limits_and_keeps_its_shape():
     assert fitted() == fitted(min_pixels=100, max_pixels=5000) == (60, 40)
     assert (fitted(max_pixels=600), fitted(min_pixels=9600)) == ((30, 20), (120, 80))
     for most in (1, 7, 333, 2399):
@@ -105,7 +105,7 @@ def test_a_picture_is_brought_within_its_limits_and_keeps_its_shape():
         width, height = fitted(min_pixels=least)
         assert width * height >= least
         assert width / height == pytest.approx(1.5, rel=0.05)
-    assert replace(Media.array(NOISE), fit=Fit(max_pixels=10)) == Media.array(NOISE), "it is the same picture"
+    assert replace(Media.array(NOISE), fit=Fit(max_pixels=10)) == Media.array(NOISE), "it is the same image"
     with pytest.raises(ValueError, match="min_pixels is 5"):
         load("vlm_quickstart", "data.min_pixels=5", "data.max_pixels=4")
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from burnish.types.media import Media
 from burnish.types.prompt import Part, Prompt
-from tests.support.records import picture, prompts, questions, shade, write
+from tests.support.records import image_file, prompts, questions, shade, write
 from tests.support.shown import ROOT
 from tests.support.tiny_run import burnish
 
@@ -19,9 +19,9 @@ EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)`
 
 @pytest.fixture
 def folder(tmp_path):
-    """With a dark picture and a light one, each of 6 x 8 pixels."""
-    (tmp_path / "dark.png").write_bytes(picture(10))
-    (tmp_path / "light.png").write_bytes(picture(200))
+    """With a dark image and a light one, each of 6 x 8 pixels."""
+    (tmp_path / "dark.png").write_bytes(image_file(10))
+    (tmp_path / "light.png").write_bytes(image_file(200))
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def user(content):
 
 
 def said(prompt):
-    """Its turns, each as its role and its text with markers of its pictures."""
+    """Its turns, each as its role and its text with markers of its images."""
     marks = {"image": "<image>"}
     return [(turn.role, "".join(marks.get(part.kind, part.text) for part in turn.parts)) for turn in prompt.turns]
 
@@ -114,7 +114,7 @@ def test_options_name_other_keys(folder):
 def test_a_prompt_s_number_is_that_of_its_content(folder):
     """All random streams of a sample begin with it."""
     assert Prompt(text="a cat 42").uid == "48837888596cf699"
-    shown, encoded = {"prompt": "<image>?", "image": "dark.png"}, base64.b64encode(picture(10)).decode()
+    shown, encoded = {"prompt": "<image>?", "image": "dark.png"}, base64.b64encode(image_file(10)).decode()
     records = [shown, shown | {"image": encoded}, shown | {"image": "light.png"}, shown | {"label": "math"},
                shown | {"extra_info": {"a": 1}}]  # fmt: skip
     one, same, *others = asked(folder, *records)
@@ -130,7 +130,7 @@ def verl_rows():
               "negative_prompt": None, "images": [], "extra_info": {"index": 4, "source": None},
               "reward_model": {"style": "model", "ground_truth": "cat"}}  # fmt: skip
     shown = {"prompt": [user("<image>\nmake it red")], "negative_prompt": [user("<image>\n ")],
-             "images": [{"bytes": picture(10), "path": None}],
+             "images": [{"bytes": image_file(10), "path": None}],
              "extra_info": {"index": 3, "source": {"bytes": b"\xff"}}}  # fmt: skip
     return [shared | shown, shared]
 
@@ -152,8 +152,8 @@ def test_tables_as_verl_has_them(tmp_path):
     assert [turn.role for turn in second.turns] == ["system", "user"]
 
 
-def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
-    encoded, pixels = base64.b64encode(picture(10)).decode(), [[[10] * 3] * 8] * 6
+def test_images_come_in_many_shapes_and_parts_may_bring_theirs(folder):
+    encoded, pixels = base64.b64encode(image_file(10)).decode(), [[[10] * 3] * 8] * 6
     ways = ["dark.png", {"path": "dark.png"}, {"bytes": None, "path": "dark.png"}, encoded, {"base64": encoded},
             pixels, {"array": pixels}]  # fmt: skip
     for key in ("image", "images"):

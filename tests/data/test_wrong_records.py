@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, picture, prompts, refused, write
+from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, image_file, prompts, refused, write
 from tests.support.tiny_run import burnish
 
 MOST = 7  # that are told in words at once
@@ -93,7 +93,7 @@ COMPARED: list[tuple[Any, str]] = [
     (PAIR | {"preference": {"form": "chosen"}}, "'form'"), (PAIR | {"preference": {"truth": None}}, "truth, style"),
     (PAIR | {"margin": {"truth": -1}}, "negative"),
 ]  # fmt: skip
-PICTURES: list[tuple[Any, str]] = [
+IMAGES: list[tuple[Any, str]] = [
     ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
     (SHOWN | {"image": "no.png"}, "No such file"),
     (SHOWN | {"image": "data.jsonl"}, "decoded"), (SHOWN | {"file_name": "grey.png"}, "'image' and 'file_name'"),
@@ -127,7 +127,7 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     ),
     "scored": (LANGUAGE, ["algorithm=grpo", "data.scores={score: 1}"], SAMPLED, SCORED),
     "steps": (LANGUAGE, [*ALONE, "algorithm={name: process_reward, kind: bce}"], STEPWISE, STEPS),
-    "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
+    "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, IMAGES),
     "pairs": (
         GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],
         {"prompt": "p", "chosen": "grey.png", "rejected": "light.png"}, PAIRS,
@@ -138,8 +138,8 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
 @pytest.fixture
 def folder(tmp_path):
     for name, content in (
-        ("grey.png", picture(100)), ("light.png", picture(200)), ("small.png", picture(1, 4, 4)),
-        ("broken.png", picture()[:40]),
+        ("grey.png", image_file(100)), ("light.png", image_file(200)), ("small.png", image_file(1, 4, 4)),
+        ("broken.png", image_file()[:40]),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
     return tmp_path

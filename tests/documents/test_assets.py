@@ -1,4 +1,4 @@
-"""Models, prompts and pictures of the three quickstarts as they ship, and the scripts that made them."""
+"""Models, prompts and images of the three quickstarts as they ship, and the scripts that made them."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def test_questions_about_scans_are_right_and_those_of_the_script(tmp_path):
     tiny_vlm_data.write_turned(tmp_path, SEED)
     for name in ("train", "heldout", "supervised", "turned_heldout"):
         assert (tmp_path / f"{name}.jsonl").read_bytes() == (SEES / f"{name}.jsonl").read_bytes()
-    pictures, digits = tiny_vlm_data.scans()
+    images, digits = tiny_vlm_data.scans()
     for name, count in (("train", 768), ("heldout", 192)):
         records = records_of(SEES / f"{name}.jsonl")
         assert len({json.dumps(record) for record in records}) == count
@@ -51,7 +51,7 @@ def test_questions_about_scans_are_right_and_those_of_the_script(tmp_path):
     files = sorted((SEES / "images").iterdir())
     assert len(files) > 500
     for path in files[::25]:
-        np.testing.assert_array_equal(np.asarray(Image.open(path)), pictures[int(path.stem)])
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), images[int(path.stem)])
 
 
 TINY: list[tuple[ModuleType, list[str], str, dict]] = [

@@ -167,8 +167,8 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     assert f"url={burnish.__version__}/index.html" in (tmp_path / "index.html").read_text()
     opening = pages["index.html"].partition("<h2")[0]
     assert re.findall(r'class="md-button[^"]*" href="([^"]+)"', opening) == ["quickstart.html", "recipes.html"]
-    pictures = [Path(one).name for one in re.findall(r'<img [^>]*src="([^"]+)"', opening)]
-    assert pictures == ["quickstart.png", "quickstart.svg", "board.png"]
+    images = [Path(one).name for one in re.findall(r'<img [^>]*src="([^"]+)"', opening)]
+    assert images == ["quickstart.png", "quickstart.svg", "board.png"]
     theirs = {name for project in projects() for name in trainers()[project].names}
     assert {name for name in theirs if f"<code>{name}</code>" not in pages["reference/foreign_names.html"]} == set()
     for option in ("optimizer.lr", "rollout.num_inference_steps", "rollout.max_new_tokens"):

@@ -122,7 +122,7 @@ def composed(block: Block, page: Path, place: Path) -> None:
 
 
 def records(block: Block, page: Path, place: Path) -> None:
-    """What ``burnish data show`` reads; pairs of pictures are read by a run that learns from them."""
+    """What ``burnish data show`` reads; pairs of images are read by a run that learns from them."""
     path = place / (
         "block.json" if block.text.startswith("[") else {"json": "block.jsonl", "csv": "block.csv"}[block.kind]
     )

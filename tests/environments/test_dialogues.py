@@ -1,4 +1,4 @@
-"""Dialogues with environments: tools, the pictures that they show, a game, and runs that learn from them."""
+"""Dialogues with environments: tools, the images that they show, a game, and runs that learn from them."""
 
 import importlib.util
 import json
@@ -96,7 +96,7 @@ def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
     tools = made("later", "empty")
     told = asked(tools, call("later", a=4))
     assert told.words == "[image]\n[video]\n?"
-    assert (len(told.pictures), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
+    assert (len(told.images), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
     assert "error: OSError: an image of 0 x 0 pixels" in asked(tools, call("empty")).words
     assert "error: ValueError: an array of uint8 [0, 28, 28, 3]" in asked(tools, call("later", a=0)).words
@@ -119,9 +119,9 @@ SHOWN = Prompt(
 )  # fmt: skip
 
 
-def test_tools_on_pictures_show_copies_that_can_be_looked_at_again(made):
+def test_tools_on_images_show_copies_that_can_be_looked_at_again(made):
     names = ("zoom", "zoom_relative", "crop", "draw_box", "draw_line")
-    functions = {name: f"burnish.environments.pictures:{name}" for name in names}
+    functions = {name: f"burnish.environments.images:{name}" for name in names}
     tools = made(functions=functions, calls="pythonic")
     told = {one["function"]["name"]: one["function"]["parameters"] for one in tools.tools()}
     assert (list(told["zoom"]["properties"]), told["zoom"]["required"]) == (["bbox_2d", "image"], ["bbox_2d"])
@@ -129,7 +129,7 @@ def test_tools_on_pictures_show_copies_that_can_be_looked_at_again(made):
     episode = begun(tools, SHOWN)
 
     def shown(calls: str) -> Image.Image:
-        return episode.step(f"[{calls}]").pictures[-1]
+        return episode.step(f"[{calls}]").images[-1]
 
     zoomed = shown("zoom(bbox_2d=[60, 10, 70, 20])")
     assert zoomed.size == (80, 80)
@@ -143,14 +143,14 @@ def test_tools_on_pictures_show_copies_that_can_be_looked_at_again(made):
     assert shown("crop(bbox_2d=[0, 0, 80, 40])").tobytes() == Image.fromarray(PAGE).tobytes()
     for wrong, message in (
         ("zoom(bbox_2d=[70, 10, 60, 20])", "holds no pixel"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=99)", "pictures 1 to 9"),
+        ("zoom(bbox_2d=[0, 0, 9, 9], image=99)", "images 1 to 9"),
         ("zoom(bbox_2d=[1, 2])", "unpack"),
     ):
         seen = episode.step(f"[{wrong}]")
-        assert (seen.pictures, message in seen.words) == ([], True)
+        assert (seen.images, message in seen.words) == ([], True)
     two = begun(made(functions=functions, calls="pythonic", role="user"), SHOWN)
     seen = two.step("[zoom(bbox_2d=[60, 10, 70, 20]), draw_box(bbox_2d=[0, 0, 9, 9])]")
-    assert [one.size for one in seen.pictures] == [(80, 80), (80, 40)]
+    assert [one.size for one in seen.images] == [(80, 80), (80, 40)]
     assert seen.words.startswith("<tool_response>\n[image]\n</tool_response>\n<tool_response>")
 
 

@@ -317,7 +317,7 @@ def test_a_run_on_this_machine_alone_listens_on_loopback_and_ctrl_c_reaches_the_
     """A terminal sends it to all processes of a group, and nothing is left behind."""
     given = [*SEEING, *ADAPTER, "runtime=ray", *RANKS, *WORKER, "pools.reward.processes=1"]
     given += [f"ray.init.runtime_env={forks.environment}"]
-    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *given, f"output_dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "burnish", "train", "vlm_quickstart", *given, f"output_dir={tmp_path / 'run'}"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, start_new_session=True
     )
@@ -366,7 +366,7 @@ def test_without_its_head_a_run_ends_soon_and_says_why():
 
 @pytest.mark.thorough
 def test_nobody_answers_at_a_wrong_address(tmp_path):
-    run_at = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *SEEING, "runtime=ray"]
+    run_at = [sys.executable, "-m", "burnish", "train", "vlm_quickstart", *SEEING, "runtime=ray"]
     said = subprocess.run(
         [*run_at, "ray.address=127.0.0.1:1", f"output_dir={tmp_path / 'run'}"],
         cwd=HERE, capture_output=True, text=True, timeout=600,

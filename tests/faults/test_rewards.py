@@ -96,7 +96,7 @@ def test_a_service_that_is_killed_is_asked_again_and_what_stays_away_is_dropped_
         again.append(Started(*names, port=service.port))  # the run's addresses do not change
 
     def judged(request: Any, count: int) -> tuple[int, Any]:
-        """The judge is asked about every picture; at the first of update 2 the service dies, and comes back."""
+        """The judge is asked about every image; at the first of update 2 the service dies, and comes back."""
         metrics = run.output / "metrics.jsonl"
         if not killed and metrics.exists() and metrics.read_text().count("\n") >= 2:
             killed.append(count)

@@ -19,7 +19,7 @@ from tests.support.tiny_run import TinyRun
 STEPS, STOPPED = 3, 75  # updates of a run, and its exit code when it was stopped and all is saved
 GAME = [
     "environment={name: function, path: 'tests.support.games:Show', max_turns: 2}",
-    "environment.arguments={opening: false, pictures: false, fails: '', turns: 2}",
+    "environment.arguments={opening: false, images: false, fails: '', turns: 2}",
 ]
 KINDS: dict[str, tuple[str, str, list[str]]] = {  # adapters are folded into the weights while samples are made
     "flow": ("generators", "flux", ["algorithm=flow_grpo", "rewards.brightness=null", "validation.max_prompts=1"]),
@@ -33,7 +33,7 @@ ASKED = [
 
 
 def moments(kind: str) -> list[str]:
-    """What a run is at when it calls the reward; pictures are judged in batches of four, responses all at once."""
+    """What a run is at when it calls the reward; images are judged in batches of four, responses all at once."""
     batches = 2 if kind == "flow" else 1
     update = [*["samples"] * batches, "validation"]
     return ["validation 0", *(f"{what} {number}" for number in range(1, STEPS + 1) for what in update)]

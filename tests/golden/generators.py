@@ -130,11 +130,11 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "srpo": ("sd3", [*DIFFERENTIABLE, "algorithm.ceiling=null", "algorithm.emphasis=[[0.5, 1], [0.2, 0]]", *ONE_STEP]),
     "sft": ("sd3", [*RECORDS, "algorithm.prompt_dropout=0.5", GUIDED]),
     "sft best": ("flux", ["algorithm.online=true", "algorithm.best=2", ALL]),
-    # pictures with scores
+    # images with scores
     "diffusion_nft scored": ("flux", [*SCORED, TWO_TIMES]),
     "awm scored": ("sd3", [*SCORED, TWO_TIMES]),
     "sft scored": ("flux", [*SCORED, "algorithm.online=true", "algorithm.best=2", "algorithm.reward_temperature=0.5"]),
-    # video, sound, pictures that are edited, and memory
+    # video, sound, images that are edited, and memory
     "sft video": ("wan2.2", ["data.train_files={files}/clips.jsonl", "trainer.mini_batch_size=1",
         "rollout.num_frames=5", ALL]),
     "flow_grpo video": ("wan2.2", [GUIDED, ALL, "algorithm.kl_coef=0.1", "rollout.num_frames=5"]),

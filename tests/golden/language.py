@@ -1,4 +1,4 @@
-"""Golden runs of language models, with and without pictures: every algorithm, and every part that one can choose.
+"""Golden runs of language models, with and without images: every algorithm, and every part that one can choose.
 
 By name: the model, as ``burnish tiny`` knows it, and options. The first word of a name is the algorithm.
 """

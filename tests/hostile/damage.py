@@ -143,7 +143,7 @@ def model_cases() -> Iterator[Case]:
         command = ["train", f"{{place}}/{task}.yaml", "model.path=model"]
         for file, keys in files.items():
             odd = {f"{key} is {json.dumps(value)}": entry(key, value) for key in keys.split() for value in ODD}
-            # a wrong schedule or size is seen in pictures, which are then what is complained of
+            # a wrong schedule or size is seen in images, which are then what is complained of
             words = () if file.startswith(("scheduler", "preprocessor", "video")) else ("model",)
             for name, damage in (*damages(file), *odd.items()):
                 yield _case("models", f"{task} {file}, {name}", copied, f"model/{file}", damage, command, words)

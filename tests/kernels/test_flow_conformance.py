@@ -221,7 +221,7 @@ def test_logit_normal_times():
 
 
 def test_a_shift_moves_times_towards_noise():
-    """Flow-Factory applies it to 1 - t in two of its samplings, so the same number moves them to clean pictures."""
+    """Flow-Factory applies it to 1 - t in two of its samplings, so the same number moves them to clean images."""
     c = case("flow", "timesteps/flow_factory_logit_normal_mean")
     draw = stratify(torch.rand(c.inputs["n"], generator=torch.Generator().manual_seed(0)))
     times = logit_normal(to_normal(draw), shift=c.inputs["shift"])

@@ -14,7 +14,7 @@ from burnish.language.logprobs import response_logprobs, response_states
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from tests.support.language_samples import encode_all, model_at, model_of, responses, their_logits, theirs_of
-from tests.support.tiny_language import FAMILIES, SEEING, chat, picture, tiny_language
+from tests.support.tiny_language import FAMILIES, SEEING, chat, noise_image, tiny_language
 
 LAYOUTS = ["padded", "packed", "shared"]
 TIGHT = {"rtol": 0, "atol": 1e-5}
@@ -122,7 +122,7 @@ def test_architectures_and_windows_are_sampled_and_scored_as_transformers_does(c
     theirs = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     model = model_at(folder)
     parts = [("Tell me how you are.",), ("Hi", "you")]
-    parts += [("What is ", picture(0), "?")] if family in SEEING else []
+    parts += [("What is ", noise_image(0), "?")] if family in SEEING else []
     encoded = Encoded.cat([model.encode(*chat(*some)) for some in parts])
     index = [row for row in range(len(encoded)) for _ in range(2)]
     sampled = decode(
@@ -141,12 +141,12 @@ def test_architectures_and_windows_are_sampled_and_scored_as_transformers_does(c
 
 @cache
 def play(family):
-    """Two turns: a question with a picture, a response, another picture, a second response."""
+    """Two turns: a question with an image, a response, another image, a second response."""
     model, options = model_of(family), Sampling(max_new_tokens=5, temperature=0.9)
-    prompt = model.encode(*chat("Look: ", picture(0), " what?"))
+    prompt = model.encode(*chat("Look: ", noise_image(0), " what?"))
     first = decode(model, model.network, prompt, [0], [0], options)
     said = first.ids[0, : first.length[0]]
-    turn = model.turn(said.tolist(), *chat("And ", picture(1, 24, 16), "?"))
+    turn = model.turn(said.tolist(), *chat("And ", noise_image(1, 24, 16), "?"))
     longer = append_turn(prompt, said, turn)
     second = decode(model, model.network, longer, [0], [1], options)
     parts = [(said, True), (turn.ids[0], False), (second.ids[0, : second.length[0]], True)]

@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of prompts: as transformers' own processors make them, with and without torchvision."""
+"""Images, videos and sounds of prompts: as transformers' own processors make them, with and without torchvision."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.support.model_runs import changed
 from tests.support.optional import seldom
 from tests.support.sounds import tone
 from tests.support.talkers import written
-from tests.support.tiny_language import chat, film, picture
+from tests.support.tiny_language import chat, film, noise_image
 from tests.support.universal import TINY, load_universal, own_logprobs, universal_folder, universal_model
 
 WITHOUT = pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
@@ -46,26 +46,26 @@ def test_videos_are_told_in_words_and_frames_that_were_chosen_are_all_shown():
 @pytest.mark.parametrize(
     "name", ["qwen2_5_vl", *seldom("internvl", "llava", "llava_next", "mistral3", "idefics3", "gemma3")]
 )
-def test_a_picture_s_tokens_are_counted_by_its_size_where_the_processor_can(name):
+def test_a_image_s_tokens_are_counted_by_its_size_where_the_processor_can(name):
     model = universal_model(name)
     for width, height in ((90, 40), (40, 70)):
-        asked, shown = chat(picture(0, width, height), "What?")
+        asked, shown = chat(noise_image(0, width, height), "What?")
         tokens = model.encode(asked, shown).lengths[0] - model.count_tokens(asked) + 1
-        assert model.picture_tokens(width, height) in ((None,) if name == "gemma3" else (tokens,))
+        assert model.image_tokens(width, height) in ((None,) if name == "gemma3" else (tokens,))
 
 
 def test_parts_and_media_must_match():
     model = model_of("qwen2_5_vl")
-    messages, shown = chat("a", picture(0), "b")
+    messages, shown = chat("a", noise_image(0), "b")
     for given in (Shown([]), Shown([*shown.images] * 2)):
         with pytest.raises(ValueError, match="image"):
             model.encode(messages, given)
     with pytest.raises(ValueError, match="video"):
         model.encode(chat("a")[0], Shown(videos=[film(0)]))
     with pytest.raises(ValueError, match="llama"):
-        model_of("llama").encode(*chat("a", picture(0)))
+        model_of("llama").encode(*chat("a", noise_image(0)))
     with pytest.raises(ValueError, match="video"):
-        model_of("smolvlm").encode(*chat(film(4), picture(0)))
+        model_of("smolvlm").encode(*chat(film(4), noise_image(0)))
     with pytest.raises(ValueError, match="gemma3"):
         universal_model("gemma3").encode(
             [{"role": "user", "content": [{"type": "audio"}]}], Shown(audios=[Audio(tone(), 16000)])
@@ -104,7 +104,7 @@ def test_a_processor_that_does_not_go_with_the_model_is_refused_with_the_first_m
     model = load_universal(written(tmp_path, TINY[name], **change))
     assert len(model.encode(*chat("Hello")).ids[0]) > 1
     with pytest.raises(ValueError, match=says):
-        heard(model) if name == "qwen2_audio" else model.encode(*chat("What?", picture(0)))
+        heard(model) if name == "qwen2_audio" else model.encode(*chat("What?", noise_image(0)))
 
 
 def split(folder):
@@ -128,7 +128,7 @@ def test_a_processor_in_files_of_its_parts_gives_the_same_tensors(name, tmp_path
     found = []
     for change in (lambda: None, lambda: split(folder)):
         change()
-        found.append(load_universal(folder).encode(*chat("a ", picture(0), " b ", picture(1))))
+        found.append(load_universal(folder).encode(*chat("a ", noise_image(0), " b ", noise_image(1))))
     one, other = found
     assert one.ids[0].tolist() == other.ids[0].tolist()
     assert all(torch.equal(value, other.features[0].tensors[key]) for key, value in one.features[0].tensors.items())
@@ -152,7 +152,7 @@ def test_a_class_that_is_no_processor_is_refused(name, key, named, tmp_path):
 
 @WITHOUT
 def test_nobody_is_told_that_torchvision_is_installed():
-    universal_model("qwen3_vl").encode(*chat("a ", picture(0)))
+    universal_model("qwen3_vl").encode(*chat("a ", noise_image(0)))
     assert not [name for name in sys.modules if name.startswith("torchvision")]
     assert find_spec("torchvision") is None
     assert (is_torchvision_available(), is_torchvision_v2_available()) == (False, False)
@@ -165,7 +165,7 @@ def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tm
     video = json.loads((folder / "processor_config.json").read_text())["video_processor"]
     video |= {"video_processor_type": "Ernie4_5_VLMoeVideoProcessor", "draw_on_frames": False}
     changed(folder / "processor_config.json", video_processor=video)
-    assert load_universal(folder).encode(*chat("a ", picture(0))).features[0].tensors
+    assert load_universal(folder).encode(*chat("a ", noise_image(0))).features[0].tensors
 
 
 def test_what_stands_in_for_torchvision_resizes_as_it_does():

@@ -17,7 +17,7 @@ from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
 
 BARE = Prompt(text="a cat")
-PICTURED = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8)),))
+WITH_IMAGES = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8)),))
 
 
 def call_of(kind, guidance, prompt, **rollout):
@@ -42,9 +42,9 @@ def call_of(kind, guidance, prompt, **rollout):
     ("KandinskyV22", BARE, {}, ["image_embeds"]),
     ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
     ("DiT", BARE, {}, ["'a cat'", "207"]),
-    ("Wan", PICTURED, {}, ["a cat", "image"]),
+    ("Wan", WITH_IMAGES, {}, ["a cat", "image"]),
     ("WanImageToVideo", BARE, {}, ["a cat", "image"]),
-    ("Wan", Prompt(text="a cat", inputs=(("mask_image", PICTURED.images[0]),)), {}, ["mask_image"]),
+    ("Wan", Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),)), {}, ["mask_image"]),
 ])  # fmt: skip
 def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     with pytest.raises(ValueError, match=re.escape(names[0])) as error:
@@ -52,8 +52,8 @@ def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     assert [name for name in names if name not in str(error.value)] == []
 
 
-def test_pictures_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
-    assert len(call_of("OmniGen", 1.0, PICTURED)["input_images"]) == 1
+def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
+    assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
     assert [call_of("ZImage", scale, unwanted).get("negative_prompt") for scale in (1.0, 4.0)] == [None, "rain"]

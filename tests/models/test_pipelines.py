@@ -24,7 +24,7 @@ def test_diffusers_alone_draws_the_same(name, guidance):
     ours = Generator(name, guidance=guidance, steps=5)
     asked = ours.asked(*TEXTS)
     x = ours.start(asked)
-    drawn = ours.pictures(asked, ours.draw(asked, x))
+    drawn = ours.images(asked, ours.draw(asked, x))
     assert (drawn[0] - drawn[1]).abs().max() > 0.01
     torch.testing.assert_close(drawn, ours.alone(TEXTS, x), rtol=0, atol=1e-3)
 
@@ -37,8 +37,8 @@ def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alo
     ours = Generator(path, guidance=5.0, negative="", rollout={"height": 32, "width": 32})
     asked = ours.asked("a red fox")
     x = ours.start(asked)
-    pictures = ours.pictures(asked, ours.draw(asked, x))
-    torch.testing.assert_close(pictures, ours.alone(["a red fox"], x), rtol=0, atol=1e-4)
+    images = ours.images(asked, ours.draw(asked, x))
+    torch.testing.assert_close(images, ours.alone(["a red fox"], x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_what_is_exported_and_folded_draws_the_same(name, what, tmp_path):
     asked = ours.asked(*TEXTS)
     x = ours.start(asked)
     drawn = ours.draw(asked, x)
-    pictures = ours.pictures(asked, drawn)
+    images = ours.images(asked, drawn)
     assert (plain.draw(asked, x) - drawn).abs().max() > 0.05, "the adapter changes nothing"
     ours.model.save_lora(tmp_path / "adapter", "policy")
     plain.model.fold_lora(tmp_path / "adapter")
-    torch.testing.assert_close(plain.pictures(asked, plain.draw(asked, x)), pictures, rtol=0, atol=1e-3)
+    torch.testing.assert_close(plain.images(asked, plain.draw(asked, x)), images, rtol=0, atol=1e-3)
     if name != "pixart-sigma":  # whose scheduler takes no steps of Euler's
         ours.model.save_pipeline(tmp_path / "merged", ours.merged())
         assert not filecmp.dircmp(folder_of(name) / "tokenizer", tmp_path / "merged" / "tokenizer").diff_files
         for given in ({"path": tmp_path / "merged"}, {"adapter": tmp_path / "adapter"}):
-            torch.testing.assert_close(ours.alone(TEXTS, x, **given), pictures, rtol=0, atol=1e-3)
+            torch.testing.assert_close(ours.alone(TEXTS, x, **given), images, rtol=0, atol=1e-3)
 
 
 def heard_and_seen(pipeline, text, video, audio, time):
@@ -110,16 +110,16 @@ def test_frames_and_sound_are_one_state_whose_elements_count_alike():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_pictures_become_states_and_pictures_again():
+def test_images_become_states_and_images_again():
     ours = Generator("sd3")
     asked = ours.asked(*TEXTS)
     pixels = ours.model.decode(ours.start(asked), asked.rows())
-    drawn = ours.pictures(asked, ours.start(asked)).detach()
-    for picture, tensor in zip(pixels, drawn, strict=True):
-        assert (torch.from_numpy(picture) == (tensor * 255).round().byte().permute(1, 2, 0)).all()
-    states = ours.model.encode_pictures(pixels, asked.rows())
+    drawn = ours.images(asked, ours.start(asked)).detach()
+    for image, tensor in zip(pixels, drawn, strict=True):
+        assert (torch.from_numpy(image) == (tensor * 255).round().byte().permute(1, 2, 0)).all()
+    states = ours.model.encode_images(pixels, asked.rows())
     assert states.shape == ours.start(asked).shape
-    alone = ours.model.encode_pictures(pixels[1:], asked.select([1]).rows())
+    alone = ours.model.encode_images(pixels[1:], asked.select([1]).rows())
     torch.testing.assert_close(alone, states[1:], rtol=1e-4, atol=1e-4)
     vae = ours.model.pipeline.vae
     scaled = torch.stack([torch.from_numpy(one) for one in pixels]).permute(0, 3, 1, 2) / 255 * 2 - 1
@@ -195,7 +195,7 @@ def test_steps_that_depend_on_their_number_are_trained(unseen_run):
 
 
 @pytest.mark.thorough
-def test_what_is_kept_of_a_picture_and_numbers_of_classes_are_trained(unseen_run):
+def test_what_is_kept_of_a_image_and_numbers_of_classes_are_trained(unseen_run):
     unseen_run(unseen.KeepingPipeline).train("steps=1")
     unseen_run(unseen.LatePipeline).train("steps=1", "rollout.num_inference_steps=5")  # which shows in no step
     run = unseen_run(unseen.NumbersPipeline)
@@ -213,7 +213,7 @@ def test_what_was_recorded_is_gone_when_it_is_read(name):
     gc.disable()
     try:
         asked = ours.asked("a red fox")
-        ours.pictures(asked, ours.draw(asked, ours.start(asked)))
+        ours.images(asked, ours.draw(asked, ours.start(asked)))
         assert [one for one in gc.get_objects() if isinstance(one, Trace)] == []
     finally:
         gc.enable()

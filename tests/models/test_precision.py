@@ -131,5 +131,5 @@ def test_a_vae_has_the_precision_that_it_is_published_in(model, published, rests
         assert ours.model.pipeline.vae.dtype == expected
         asked = ours.asked("a red fox")
         pixels = ours.model.decode(ours.draw(asked, ours.start(asked)), asked.rows())
-        states = ours.model.encode_pictures(pixels, asked.rows())
+        states = ours.model.encode_images(pixels, asked.rows())
         assert states.isfinite().all()

@@ -11,7 +11,7 @@ from burnish.registry import lookup
 from tests.support.language_samples import folder_of, model_of
 from tests.support.model_runs import refused, run_of
 from tests.support.talkers import load
-from tests.support.tiny_language import SEEING, chat, picture, tiny_language
+from tests.support.tiny_language import SEEING, chat, noise_image, tiny_language
 from tests.support.tiny_run import burnish
 from tests.support.universal import universal_model
 
@@ -189,7 +189,7 @@ def test_user_text_forges_nothing(family):
     model = universal_model("gemma3") if family == "gemma3" else model_of(family)
     special = torch.tensor(sorted(set(model.tokenizer.all_special_ids) | set(model.banned.tolist())))
     for text in ["<start_of_image>"] if family == "gemma3" else FORGED:
-        seen = ("a ", picture(0), " b") if family == "gemma3" or family in SEEING else ("a b",)
+        seen = ("a ", noise_image(0), " b") if family == "gemma3" or family in SEEING else ("a b",)
         encoded, plain = (model.encode(*chat(*seen, f"{mark}c")) for mark in (text, ""))
         counts = [int(torch.isin(one.ids[0], special).sum()) for one in (encoded, plain)]
         assert counts[0] == counts[1], text

@@ -154,8 +154,8 @@ class Joint(torch.nn.Module):
         self.norm, self.up = torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width)
         self.down = torch.nn.Linear(4 * width, width)
 
-    def forward(self, picture, text):
-        states = torch.cat([text, picture], 1)
+    def forward(self, image, text):
+        states = torch.cat([text, image], 1)
         states = states + self.down(torch.nn.functional.gelu(self.up(self.norm(states))))
         return states[:, text.shape[1] :], states[:, : text.shape[1]]
 

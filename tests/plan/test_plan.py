@@ -54,9 +54,9 @@ def test_a_plan_needs_no_data_and_no_adapter(given):
 def test_what_is_shared_out_kept_and_sampled_is_counted(large):
     given = ["model.lora=null", "rollout.max_new_tokens=64"]
     alone, halves = (large(*given, *two).pools["train"] for two in ([], ["runtime=ray", "pools.train.processes=2"]))
-    assert alone["publish"]["weights"] == pytest.approx(0.35, abs=0.03)
+    assert alone["sync weights"]["weights"] == pytest.approx(0.35, abs=0.03)
     for what in ("weights", "optimizer"):
-        assert halves["publish"][what] == pytest.approx(alone["publish"][what] / 2, abs=0.02)
+        assert halves["sync weights"][what] == pytest.approx(alone["sync weights"][what] / 2, abs=0.02)
     longer = large("model.lora=null", "rollout.max_new_tokens=2048", "rollout.batch_size=8").pools["train"]
     keys = 8 * 2048 * 2 * 4 * 4 * 64 * 4 / 2**30  # rows, tokens, keys and values, layers, heads, width, bytes
     assert keys <= longer["sample"]["caches"] < 2 * keys
@@ -100,7 +100,7 @@ def test_a_worker_that_samples_rests_in_low_precision_and_gets_what_is_trained(l
     given = ["model.lora=null", "model.dtype=bfloat16", "runtime=ray", "pools.rollout={processes: 4, gpus: 0.5}"]
     found = large(*given, "memory=80GB")
     worker = found.pools["rollout"]
-    assert worker["load"]["peak"] < 0.75 * found.pools["train"]["publish"]["weights"], "but for the head"
+    assert worker["load"]["peak"] < 0.75 * found.pools["train"]["sync weights"]["weights"], "but for the head"
     assert "2 processes of pool rollout on one GPU" in found.said
 
 

@@ -15,8 +15,8 @@ from tests.support.pretend_gpu import PretendGpu
 from tests.support.scorers import tiny_reward
 from tests.support.tiny_language import tiny_language
 
-PICTURES = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8) for seed in range(2)]
-PROMPTS = [Prompt(text=text, images=(Media.array(PICTURES[0]),)) for text in ("a cat", "two small dogs")]
+IMAGES = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8) for seed in range(2)]
+PROMPTS = [Prompt(text=text, images=(Media.array(IMAGES[0]),)) for text in ("a cat", "two small dogs")]
 LETTERS = {"Y": 1.0, "N": 0.0}
 JUDGES = {
     "one token": {"form": "answers", "answers": LETTERS, "least": 0.0},
@@ -39,10 +39,10 @@ def check(make: Callable[..., Any], samples: list) -> None:
 @pytest.mark.parametrize("kind", JUDGES)
 def test_a_judge(tmp_path: Path, kind: str) -> None:
     tiny_language(tmp_path, "qwen2_5_vl")
-    check(lambda **more: lookup("flow reward", "judge")(path=str(tmp_path), **JUDGES[kind], **more), PICTURES)
+    check(lambda **more: lookup("flow reward", "judge")(path=str(tmp_path), **JUDGES[kind], **more), IMAGES)
 
 
 @pytest.mark.parametrize("name", ["hpsv3", "videoalign"])
 def test_a_head(name: str) -> None:
-    clips = [Clip(frames=np.stack([one] * 4), fps=4.0) for one in PICTURES]
-    check(lambda **more: tiny_reward(name, **more), PICTURES if name == "hpsv3" else clips)
+    clips = [Clip(frames=np.stack([one] * 4), fps=4.0) for one in IMAGES]
+    check(lambda **more: tiny_reward(name, **more), IMAGES if name == "hpsv3" else clips)

@@ -122,7 +122,7 @@ def test_a_page_can_be_written_at_any_time(tmp_path, damage, caplog):
 
 @pytest.fixture
 def foreign(single, tmp_path):
-    """Of a model that sees, beside a picture that is nobody's business."""
+    """Of a model that sees, beside an image that is nobody's business."""
     reports.change_samples(single, response="no", answer="yes", images=["000-00.png"])
     Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "secret.png")
     assert reports.report(single).addresses
@@ -132,15 +132,15 @@ def foreign(single, tmp_path):
 def linked(folder, outside, place):
     """A file or folder, of which a copy elsewhere is linked to in its place."""
     for update in folder.validations() if place != "validation" else [0]:
-        pictures = folder.validation(update) / "pictures"
-        places = {"file": pictures / "000-00.png", "pictures": pictures, "validation": folder.path / "validation"}
+        images = folder.validation(update) / "pictures"
+        places = {"file": images / "000-00.png", "pictures": images, "validation": folder.path / "validation"}
         target = places[place]
         target.rename(outside / f"moved{update}")
         target.symlink_to(outside / f"moved{update}")
 
 
 def bombs(folder, outside):
-    """Pictures that would fill the memory."""
+    """Images that would fill the memory."""
     for update in folder.validations():
         (folder.validation(update) / "pictures" / "000-00.png").write_bytes(promised(60_000, 60_000))
 

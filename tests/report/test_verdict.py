@@ -14,7 +14,7 @@ from tests.support.boards import EVIL
 from tests.support.reports import Story, edit, lines_of, report, run_folder, write_lines
 from tests.support.responding_run import run_of
 
-BARE = Story(pictures=False)
+BARE = Story(images=False)
 DEFAULT = "val-core/default/reward/mean@6"
 
 
@@ -51,7 +51,7 @@ STORIES = {  # how a run went: the kind of sentence, words of it, and words of t
 
 @pytest.mark.parametrize(("story", "kind", "words", "headline"), STORIES.values(), ids=list(STORIES))
 def test_the_verdict_follows_the_numbers(tmp_path, story, kind, words, headline):
-    told = report(run_folder(tmp_path / "run", replace(story, pictures=False)))
+    told = report(run_folder(tmp_path / "run", replace(story, images=False)))
     assert words in told.said[kind]
     assert words in told.text
     assert headline in told.run["headline"]
@@ -80,7 +80,7 @@ def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
 
 def test_what_is_not_as_usual_is_told(tmp_path):
     overrides = ("rollout.guidance_scale=2.0", "data.val_files=null", "optimizer.schedule=constant")
-    story = Story(overrides=overrides, missing=0.02, skipped=(4, 9), pictures=False)
+    story = Story(overrides=overrides, missing=0.02, skipped=(4, 9), images=False)
     folder = run_folder(tmp_path / "run", story)
     edit(folder.metrics, lambda row: {DEFAULT: 0.8} if row["training/global_step"] == 30 else None)
     told = report(folder)

@@ -28,19 +28,19 @@ def asked(text: str, **own) -> Prompt:
 
 
 PROMPTS = [asked(text, difficulty=i) for i, text in enumerate("abc")]
-PICTURES = [np.full((4, 4, 3), level, dtype=np.uint8) for level in (51, 204, 102)]
+IMAGES = [np.full((4, 4, 3), level, dtype=np.uint8) for level in (51, 204, 102)]
 
 
 def test_parameters_name_what_a_function_gets():
-    assert values(drawn("by_name", scale=2.0), PICTURES, PROMPTS) == [0.0, 2.0, 4.0]
+    assert values(drawn("by_name", scale=2.0), IMAGES, PROMPTS) == [0.0, 2.0, 4.0]
     got = named_rewards.CALLS.pop()
     assert (got["references"], got["sources"], got["labels"]) == (["7"] * 3, ["s"] * 3, ["l"] * 3)
     prompts = [asked("a", bonus=2.0), asked("b", reward_model={"ground_truth": [1, 2]})]
-    first, last = drawn("one_at_a_time")(PICTURES[::2], prompts)
+    first, last = drawn("one_at_a_time")(IMAGES[::2], prompts)
     assert (first.value, last.value) == pytest.approx((0.2, 0.4))
     assert (dict(first.numbers), first.note) == ({"bonus": 2.0}, "truth: 7")
     assert (dict(last.numbers), last.note) == ({"bonus": 0.5}, "truth: [1, 2]")
-    both = drawn("lists_in_dicts")(PICTURES, PROMPTS)
+    both = drawn("lists_in_dicts")(IMAGES, PROMPTS)
     assert [(one.value, dict(one.numbers)) for one in both] == [(0.25, {"sharpness": 2.0})] * 3
     assert values(said("waiting"), [Response("7")] * 20, [PROMPTS[0]] * 20) == [1.0] * 20
     assert named_rewards.MOST == [20]  # calls of an async function wait together
@@ -78,17 +78,17 @@ each_of_two.compares = "pairs"  # type: ignore[attr-defined]
 
 def test_groups_and_pairs_are_compared_as_a_whole():
     prompts = [PROMPTS[0]] * 3 + [PROMPTS[1]] * 2
-    pictures = [*PICTURES, PICTURES[0] // 9, PICTURES[0]]
-    assert values(drawn("ranks"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
-    assert values(drawn("brighter"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
-    assert values(drawn(f"{__name__}:each_of_two"), PICTURES, prompts[:3]) == [51.0, 204.0, 102.0]
-    (alone,) = drawn("brighter")(PICTURES[:1], PROMPTS[:1])
+    images = [*IMAGES, IMAGES[0] // 9, IMAGES[0]]
+    assert values(drawn("ranks"), images, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
+    assert values(drawn("brighter"), images, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
+    assert values(drawn(f"{__name__}:each_of_two"), IMAGES, prompts[:3]) == [51.0, 204.0, 102.0]
+    (alone,) = drawn("brighter")(IMAGES[:1], PROMPTS[:1])
     assert (alone.value, "no other sample" in alone.note) == (None, True)
-    first, *_ = drawn("flow_grpo")(PICTURES, PROMPTS)
+    first, *_ = drawn("flow_grpo")(IMAGES, PROMPTS)
     assert (first.value, dict(first.numbers)) == (1.0, {"strict": 1.0})
 
 
-def test_a_run_gives_latents_and_a_picture_of_its_own_to_each(files):
+def test_a_run_gives_latents_and_a_image_of_its_own_to_each(files):
     rewards = {"norms": function("norms"), "paints": function("tests.support.reward_functions:paints_over"),
                "after": function("tests.support.reward_functions:brightness")}  # fmt: skip
     given = [f"rewards.{name}={json.dumps(one)}" for name, one in rewards.items()]
@@ -109,7 +109,7 @@ def test_values_of_tokens_and_steps_are_those_of_the_response(files):
 
 def test_a_class_is_made_once_in_a_process_and_a_file_is_read_where_the_run_began(tmp_path, monkeypatch):
     one, before = drawn("Loaded", factor=0.25), named_rewards.Loaded.made
-    assert [values(one, PICTURES, PROMPTS) for _ in range(3)] == [[0.25] * 3] * 3
+    assert [values(one, IMAGES, PROMPTS) for _ in range(3)] == [[0.25] * 3] * 3
     assert named_rewards.Loaded.made == before + 1
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(

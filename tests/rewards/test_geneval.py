@@ -58,10 +58,10 @@ def test_records_that_can_not_be_judged_are_refused_and_missing(wanted, problem)
     reward, asked = tiny_reward(NAME), prompt(**wanted)
     with pytest.raises(ValueError, match=problem):
         reward.check([asked])
-    assert call_reward(reward, [picture()], [asked])[0].value is None
+    assert call_reward(reward, [noise_image()], [asked])[0].value is None
 
 
-def picture(seed=0, height=48, width=40):
+def noise_image(seed=0, height=48, width=40):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 

@@ -18,7 +18,7 @@ from burnish.types.samples import Clip
 from tests.support.scorers import checkpoint, tiny_reward
 
 CAT, FOX = Prompt(text="a cat"), Prompt(text='a red fox, "running"')
-FRAME = 256 * 28 * 28  # pixels that a picture has after resizing
+FRAME = 256 * 28 * 28  # pixels that an image has after resizing
 IMAGE, VIDEO = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video"))
 
 

@@ -18,8 +18,8 @@ from tests.support.drawing import line, noise, scene
 PROMPT = Prompt(text="a")
 
 
-def value(name: str, picture: np.ndarray, **options) -> float | None:
-    return values(flow_reward(name, **options), [picture], [PROMPT])[0]
+def value(name: str, image: np.ndarray, **options) -> float | None:
+    return values(flow_reward(name, **options), [image], [PROMPT])[0]
 
 
 def as_tensor(*images: np.ndarray) -> torch.Tensor:
@@ -31,9 +31,9 @@ def flat(*colour: int, size: int = 8) -> np.ndarray:
 
 
 def halves(one: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
-    picture = flat(*one)
-    picture[:, 4:] = other
-    return picture
+    image = flat(*one)
+    image[:, 4:] = other
+    return image
 
 
 def framed(width: int, colour=(0, 0, 0)) -> np.ndarray:
@@ -50,7 +50,7 @@ CORNERS = np.full((3, 3, 3), 255, dtype=np.uint8)
 CORNERS[[0, 2], [0, 2]] = 0
 
 
-@pytest.mark.parametrize(("name", "picture", "options", "expected"), [
+@pytest.mark.parametrize(("name", "image", "options", "expected"), [
     ("border_darkness", framed(1), {}, 1),
     ("border_darkness", CORNERS, {}, 2 / 8),
     ("border_darkness", framed(1, (255, 0, 0)), {}, 1 - 0.299),
@@ -62,11 +62,11 @@ CORNERS[[0, 2], [0, 2]] = 0
     ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
     ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),
 ])  # fmt: skip
-def test_closed_forms(name, picture, options, expected):
-    assert value(name, picture, **options) == pytest.approx(expected, abs=1e-6)
+def test_closed_forms(name, image, options, expected):
+    assert value(name, image, **options) == pytest.approx(expected, abs=1e-6)
 
 
-def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_picture():
+def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_image():
     published = case("rewards", "reward/jpeg")
     assert "arange(3*32*32)" in published.inputs["image_formula"]
     image = (np.arange(3 * 32 * 32).reshape(3, 32, 32) * 7 % 256).astype(np.uint8).transpose(1, 2, 0)
@@ -79,8 +79,8 @@ def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_picture():
 
 
 def test_distinctness_is_the_distance_from_the_mean_of_the_prompt_s_samples():
-    pictures = [flat(0, 0, 0), flat(255, 255, 255), flat(51, 51, 51), flat(0, 0, 0)]
-    apart = flow_reward("distinctness")(pictures, [PROMPT, PROMPT, Prompt(text="b"), PROMPT])
+    images = [flat(0, 0, 0), flat(255, 255, 255), flat(51, 51, 51), flat(0, 0, 0)]
+    apart = flow_reward("distinctness")(images, [PROMPT, PROMPT, Prompt(text="b"), PROMPT])
     third = pytest.approx(1 / 3)
     assert [one.value for one in apart] == [third, pytest.approx(2 / 3), None, third]
     assert not apart[2].applicable
@@ -172,28 +172,28 @@ def test_ctc_is_the_sum_over_all_alignments():
 
 
 def poster(text: str, top: int) -> np.ndarray:
-    """A square picture with one line of text across it: squeezed as a whole it would have 6 columns."""
-    picture = np.full((256, 256, 3), 255, np.uint8)
-    picture[top : top + 64] = line(text, width=256, height=64)
-    return picture
+    """A square image with one line of text across it: squeezed as a whole it would have 6 columns."""
+    image = np.full((256, 256, 3), 255, np.uint8)
+    image[top : top + 64] = line(text, width=256, height=64)
+    return image
 
 
 def test_reading_has_the_same_value_and_a_gradient_that_finite_differences_confirm():
     reward = flow_reward("ocr_ctc")
     small = [line(text, width=96, height=48) for text in ("472", "985", "985")]
-    pictures = [*small, poster("Burn", 40), poster("Burn", 150), poster("Bum", 40)]
+    images = [*small, poster("Burn", 40), poster("Burn", 150), poster("Bum", 40)]
     prompts = [Prompt(text="", answer=answer) for answer in ("472", "985", "986", "Burn", "Burn", "Burn")]
-    found = values(reward, pictures, prompts)
+    found = values(reward, images, prompts)
     assert found[1] > -0.2 > found[2]
     assert min(found[3:5]) > -0.3 > found[5]
-    same = torch.cat([reward.differentiable(as_tensor(p), [q]) for p, q in zip(pictures, prompts, strict=True)])
+    same = torch.cat([reward.differentiable(as_tensor(p), [q]) for p, q in zip(images, prompts, strict=True)])
     torch.testing.assert_close(same, torch.tensor(found), rtol=1e-2, atol=1e-3)
 
-    picture = as_tensor(line("473", width=64, height=32)).clamp(0.1, 0.9).requires_grad_()
-    (gradient,) = torch.autograd.grad(reward.differentiable(picture, prompts[:1]).sum(), picture)
+    image = as_tensor(line("473", width=64, height=32)).clamp(0.1, 0.9).requires_grad_()
+    (gradient,) = torch.autograd.grad(reward.differentiable(image, prompts[:1]).sum(), image)
     step = 5e-4 * gradient / gradient.norm()
     with torch.no_grad():
-        rise = reward.differentiable(picture + step, prompts[:1]) - reward.differentiable(picture - step, prompts[:1])
+        rise = reward.differentiable(image + step, prompts[:1]) - reward.differentiable(image - step, prompts[:1])
     assert float(rise) == pytest.approx(2 * float((gradient * step).sum()), rel=0.05)
 
     dark = flow_reward("border_darkness").differentiable(as_tensor(small[0]), [PROMPT])

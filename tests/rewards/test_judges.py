@@ -18,7 +18,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.samples import Clip
 from tests.support.asked import flow_reward, reward
-from tests.support.chat_server import listing, pictures_of, question_of, writing
+from tests.support.chat_server import images_of, listing, question_of, writing
 from tests.support.http_servers import json_server
 from tests.support.language_samples import folder_of, model_of, theirs_of
 from tests.support.scoring import evaluated
@@ -28,13 +28,13 @@ SHARES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
 NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
-def picture(seed: int, side: int = 16) -> np.ndarray:
+def noise_image(seed: int, side: int = 16) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 SEEN = Prompt(
     text="<image>2+2?", messages=(Message("user", (Part("image"), Part("text", "2+2?"))),),
-    images=(Media.array(picture(7)),),
+    images=(Media.array(noise_image(7)),),
 )  # fmt: skip
 
 
@@ -75,14 +75,14 @@ def answering(reply):
 
 def test_what_is_sent_to_a_server_and_what_is_read():
     with answering(listing(SHARES)) as server:
-        (score,) = asked(server, picture(0), form="yes")
+        (score,) = asked(server, noise_image(0), form="yes")
         (request,) = server.got
     assert score.value == pytest.approx(0.74)
     assert {name: request[name] for name in ("model", "temperature", "max_tokens", "logprobs", "top_logprobs")} == {
         "model": "m", "temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20,
     }  # fmt: skip
     assert question_of(request) == 'Does this image show "a cat"? Answer Yes or No.'
-    assert (of_png(*pictures_of(request)) == picture(0)).all()
+    assert (of_png(*images_of(request)) == noise_image(0)).all()
 
 
 @pytest.mark.parametrize(("form", "shares", "value"), [
@@ -96,19 +96,19 @@ def test_what_is_sent_to_a_server_and_what_is_read():
 ])  # fmt: skip
 def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely(form, shares, value):
     with answering(listing(shares)) as server:
-        (score,) = asked(server, picture(0), form=form)
+        (score,) = asked(server, noise_image(0), form=form)
     assert score.value == (None if value is None else pytest.approx(value))
     assert value is not None or "something else" in score.note or "may be as likely" in score.note
 
 
 def test_nothing_is_asked_twice_and_what_differs_is():
     with answering(listing(SHARES)) as server:
-        first = asked(server, picture(0), picture(1), picture(0), form="yes")
-        again = asked(server, picture(1), form="yes_no")  # the same list of tokens, read otherwise
+        first = asked(server, noise_image(0), noise_image(1), noise_image(0), form="yes")
+        again = asked(server, noise_image(1), form="yes_no")  # the same list of tokens, read otherwise
         assert len(server.got) == 2
         assert values([*first, *again]) == pytest.approx([0.74] * 3 + [0.74 / 0.94])
-        asked(server, picture(0), form="yes", model="other")
-        asked(server, picture(0), form="yes", extra={"seed": 3, "logprobs": None})
+        asked(server, noise_image(0), form="yes", model="other")
+        asked(server, noise_image(0), form="yes", extra={"seed": 3, "logprobs": None})
         assert len(server.got) == 4
     assert (server.got[-1]["seed"], "logprobs" in server.got[-1]) == (3, False)
 
@@ -116,12 +116,12 @@ def test_nothing_is_asked_twice_and_what_differs_is():
 def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
     busy = [(503, {}), (429, {}), (200, listing(SHARES))]
     with answering(lambda request, count: busy[count - 1]) as server:
-        assert values(asked(server, picture(0), form="yes")) == pytest.approx([0.74])
+        assert values(asked(server, noise_image(0), form="yes")) == pytest.approx([0.74])
     with answering(lambda request, count: (400, {"error": "no such model"})) as server:
-        (score,) = asked(server, picture(0))
+        (score,) = asked(server, noise_image(0))
         assert (score.value, "no such model" in score.fault, len(server.got)) == (None, True, 1)
     with answering(lambda request, count: time.sleep(60) or (200, {})) as server:
-        assert values(asked(server, *map(picture, range(4)), deadline=0.3)) == [None] * 4
+        assert values(asked(server, *map(noise_image, range(4)), deadline=0.3)) == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
     with answering(reply) as server:
         for _ in range(2):
-            (score,) = asked(server, picture(0), form="yes")
+            (score,) = asked(server, noise_image(0), form="yes")
             assert (score.value, why in score.note) == (None, True)
             assert bool(score.fault) == ("refused" not in why)
         assert len(server.got) == 2  # nothing of the kind is kept
@@ -139,15 +139,15 @@ def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
 
 def test_pairs_of_a_group_are_sent_both_ways_around_so_that_what_a_place_gets_cancels():
     def reply(request, count):
-        bright = [of_png(one).mean() / 255 for one in pictures_of(request)]
+        bright = [of_png(one).mean() / 255 for one in images_of(request)]
         if 0 in bright:
             return 200, writing("", reason="content_filter")
         first = min(0.9, max(0.05, 0.6 + bright[0] - bright[1]))  # what stands first gets 0.1 more
         return 200, listing({"1": first, "2": 0.95 - first, "x": 1e-4})
 
     def compared(*levels, **options):
-        pictures = [np.full((4, 4, 3), level, np.uint8) for level in levels]
-        return asked(server, *pictures, form="pair", **options)
+        images = [np.full((4, 4, 3), level, np.uint8) for level in levels]
+        return asked(server, *images, form="pair", **options)
 
     with answering(reply) as server:
         three = compared(100, 110, 120)
@@ -163,8 +163,8 @@ def test_pairs_of_a_group_are_sent_both_ways_around_so_that_what_a_place_gets_ca
 def test_a_store_keeps_replies_for_the_processes_of_a_run_and_later_ones(files, tmp_path):
     options = {"form": "yes", "store": str(tmp_path / "judge.sqlite")}
     with answering(listing(SHARES)) as server:
-        first = asked(server, *map(picture, range(3)), **options)
-        again = asked(server, *map(picture, range(4)), **options)
+        first = asked(server, *map(noise_image, range(3)), **options)
+        again = asked(server, *map(noise_image, range(4)), **options)
         assert (values([*first, *again]), len(server.got)) == (pytest.approx([0.74] * 7), 4)
         judge = {"name": "judge_endpoint", "url": server.url, "model": "m", **options}
         records = [{"prompt": f"No. {number}"} for number in range(4)]
@@ -177,19 +177,19 @@ def test_a_store_keeps_replies_for_the_processes_of_a_run_and_later_ones(files, 
             endpoint(url=server.url, store=str(tmp_path / "other")).check([CAT])
 
 
-def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_responses_with_their_pictures():
-    clip = Clip(frames=np.stack([picture(i) for i in range(9)]), fps=8.0)
+def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_responses_with_their_images():
+    clip = Clip(frames=np.stack([noise_image(i) for i in range(9)]), fps=8.0)
     with answering(listing(SHARES)) as server:
-        asked(server, picture(1), prompt=EDIT)
-        asked(server, picture(1))
+        asked(server, noise_image(1), prompt=EDIT)
+        asked(server, noise_image(1))
         asked(server, clip)
         asked(server, clip, frames={"count": 2})
-        shown = [pictures_of(request) for request in server.got]
+        shown = [images_of(request) for request in server.got]
         assert [len(one) for one in shown] == [2, 1, 8, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
         judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
         assert "Response: 4 {prompt}" in question_of(server.got[5])
-        assert len(pictures_of(server.got[5])) == 1
+        assert len(images_of(server.got[5])) == 1
 
 
 # as published judges write their scores, by form
@@ -250,8 +250,8 @@ def test_a_score_is_the_worth_of_answers_by_their_probabilities(tmp_path, normal
         assert score.value == pytest.approx(value, rel=1e-4)
 
 
-def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
-    other = Prompt(text=SEEN.text, messages=SEEN.messages, images=(Media.array(picture(8)),))
+def test_it_sees_images_and_what_it_does_not_say_or_read_is_missing():
+    other = Prompt(text=SEEN.text, messages=SEEN.messages, images=(Media.array(noise_image(8)),))
     found = [said("red", family="qwen2_5_vl", prompt=one, least=0.0)[0].value for one in (SEEN, other, SEEN)]
     assert found[0] == found[2] != found[1]
     with pytest.raises(ValueError, match="can't see the images"):

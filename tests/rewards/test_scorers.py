@@ -1,4 +1,4 @@
-"""Learned rewards on pictures with tiny weights, against the networks and the pixels that their authors publish."""
+"""Learned rewards on images with tiny weights, against the networks and the pixels that their authors publish."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Sound
 from tests.support import by_hand
-from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, pictures, prompts, tiny_reward, values
+from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, examples, prompts, tiny_reward, values
 
 WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity")
 HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
@@ -31,15 +31,15 @@ def close(found, expected, rtol=1e-4, atol=1e-4) -> None:
 
 
 def processed(name: str) -> torch.Tensor:
-    """Pixels of the four pictures as transformers makes them."""
+    """Pixels of the four images as transformers makes them."""
     kinds = {"image_similarity": BitImageProcessorPil, "siglip": SiglipImageProcessorPil}
     processor = kinds.get(name.rstrip("2"), CLIPImageProcessorPil).from_pretrained(checkpoint(name))
-    return torch.cat([torch.from_numpy(np.stack(processor([one])["pixel_values"])) for one in pictures()])
+    return torch.cat([torch.from_numpy(np.stack(processor([one])["pixel_values"])) for one in examples()])
 
 
 @torch.no_grad()
 def cosines(name: str, texts=TEXTS, padded: bool = True):
-    """Cosines [4] of the four pictures and texts by transformers, and the network."""
+    """Cosines [4] of the four images and texts by transformers, and the network."""
     network = AutoModel.from_pretrained(checkpoint(name))
     read = AutoTokenizer.from_pretrained(checkpoint(name), split_special_tokens=True)
     how = {"padding": "max_length", "max_length": 64} if name.startswith("siglip") and padded else {"max_length": 77}
@@ -121,7 +121,7 @@ def hps(texts=TEXTS, **how) -> torch.Tensor:
     for row, text in zip(ids, texts, strict=True):
         read = torch.tensor(reader(text).input_ids)
         row[: len(read)] = read
-    seen = by_hand.clip_picture(torch.cat([by_hand.padded(one, 56) for one in pictures()]), w, **how)
+    seen = by_hand.clip_image(torch.cat([by_hand.padded(one, 56) for one in examples()]), w, **how)
     return (seen * by_hand.clip_text(ids, w, **how)).sum(-1)
 
 
@@ -159,13 +159,13 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
 def test_imagereward_is_the_score_of_blip_s_encoders():
     weights = torch.load(checkpoint("imagereward") / IMAGE_REWARD, weights_only=True)
     reader, expected = BertTokenizer.from_pretrained(checkpoint("imagereward")), []
-    for picture, text in zip(pictures(), TEXTS, strict=True):
-        raw = by_hand.image_reward(by_hand.cropped(picture, 56), torch.tensor([reader(text).input_ids]), weights)
+    for image, text in zip(examples(), TEXTS, strict=True):
+        raw = by_hand.image_reward(by_hand.cropped(image, 56), torch.tensor([reader(text).input_ids]), weights)
         expected.append((raw - 0.16717362830052426) / 1.0333394966054072)
     reward = tiny_reward("imagereward")
     close(values(reward), torch.cat(expected), 1e-3, 1e-3)
     long = "a red cat and a blue dog " * 8  # of which 35 tokens are read
-    one, two = values(reward, pictures()[:1] * 2, [Prompt(text=long), Prompt(text=long + " and more")]).tolist()
+    one, two = values(reward, examples()[:1] * 2, [Prompt(text=long), Prompt(text=long + " and more")]).tolist()
     assert one == pytest.approx(two, abs=1e-4)
 
 
@@ -183,15 +183,15 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     cosine = embedded @ embedded.T
     close(values(tiny_reward("image_similarity", path=path)), cosine[0], 0, 1e-5)
     close(values(tiny_reward("image_similarity", path=path, mapping="unit")), (1 + cosine[0]) / 2, 0, 1e-5)
-    seen = Prompt(text="a cat", images=tuple(map(Media.array, pictures()[:2])))
-    two = values(tiny_reward("image_similarity", path=path), pictures()[2:3], [seen])
-    close(two, cosine[2, :2].mean()[None], 0, 1e-5)  # several pictures count alike
+    seen = Prompt(text="a cat", images=tuple(map(Media.array, examples()[:2])))
+    two = values(tiny_reward("image_similarity", path=path), examples()[2:3], [seen])
+    close(two, cosine[2, :2].mean()[None], 0, 1e-5)  # several images count alike
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
-    nearest = tiny_reward("image_variety", path=path)(pictures(), [Prompt(text="a cat")] * 4)
+    nearest = tiny_reward("image_variety", path=path)(examples(), [Prompt(text="a cat")] * 4)
     close(torch.tensor([one.numbers["nearest"] for one in nearest]), 1 - (cosine - 2 * torch.eye(4)).amax(1), 0, 1e-5)
-    apart = tiny_reward("image_variety", path=path)(pictures(), asked(*"aabc"))
+    apart = tiny_reward("image_variety", path=path)(examples(), asked(*"aabc"))
     assert [one.value is None for one in apart] == [False, False, True, True]  # nothing to differ from
 
 
@@ -199,16 +199,16 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
 def test_the_differentiable_score_is_the_score_and_its_gradient_that_of_finite_differences(name):
     reward = tiny_reward(name)
     expected = values(reward)
-    for picture, prompt, value in zip(pictures(), prompts(), expected, strict=True):  # made larger, smaller and cut
-        found = reward.differentiable(as_tensor(picture), [prompt])
+    for image, prompt, value in zip(examples(), prompts(), expected, strict=True):  # made larger, smaller and cut
+        found = reward.differentiable(as_tensor(image), [prompt])
         assert found.shape == (1,)
         assert abs(found.item() - value.item()) < 0.06 * float(expected.std())
-    picture = as_tensor(pictures()[0]).clamp(0.1, 0.9).requires_grad_()
-    reward.differentiable(picture, prompts()[1:2]).sum().backward()
+    image = as_tensor(examples()[0]).clamp(0.1, 0.9).requires_grad_()
+    reward.differentiable(image, prompts()[1:2]).sum().backward()
     way = F.interpolate(torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(3)), (96, 80))
     with torch.no_grad():
-        above, below = (reward.differentiable(picture + step * way, prompts()[1:2]).item() for step in (1e-3, -1e-3))
-    assert (above - below) / 2e-3 == pytest.approx((picture.grad * way).sum().item(), rel=0.03, abs=1e-3)
+        above, below = (reward.differentiable(image + step * way, prompts()[1:2]).item() for step in (1e-3, -1e-3))
+    assert (above - below) / 2e-3 == pytest.approx((image.grad * way).sum().item(), rel=0.03, abs=1e-3)
 
 
 WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"

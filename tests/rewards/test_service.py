@@ -45,8 +45,8 @@ def ask(server: JsonServer, *texts: str, prompt: Prompt = ANY, **options) -> lis
 
 
 def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
-    pictures = [np.full((4, 4, 3), level, dtype=np.uint8) for level in (0, 200)]
-    seen = Prompt(text="<image><image>same?", answer="no", images=tuple(map(Media.array, pictures)))
+    images = [np.full((4, 4, 3), level, dtype=np.uint8) for level in (0, 200)]
+    seen = Prompt(text="<image><image>same?", answer="no", images=tuple(map(Media.array, images)))
     one = reward("remote", url=server.url)
     assert values(one, [Response("yes"), Response("no!!")], [seen, Prompt(text="hm?")]) == [3, 4]
     message = server.got[0]
@@ -54,8 +54,8 @@ def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
     assert message["prompts"] == ["<image><image>same?", "hm?"]
     assert message["references"] == ["no", None]
     assert message["images"][1] is None
-    for sent, picture in zip(message["images"][0], pictures, strict=True):
-        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(sent)))), picture)
+    for sent, image in zip(message["images"][0], images, strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(sent)))), image)
     ask(server, "a")
     assert set(server.got[1]) == {"queries", "prompts", "responses"}  # what nobody has is not sent
     server.reply = lambda message, count: (200, {"rewards": [0.5], "extra_logs": {"x": [1]}})
@@ -95,7 +95,7 @@ GOOD = {"samples": [{"text": "abc"}], "prompts": [{"text": "?"}]}
 SILENCE = save({"sound": np.zeros((1, 8), np.float32)})
 
 
-def test_pictures_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refused(tmp_path):
+def test_images_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refused(tmp_path):
     recipe = tmp_path / "mine.yaml"
     bright = "{name: function, path: 'tests.support.clips:brightness_of_clips', frames: null}"
     recipe.write_text(

@@ -1,4 +1,4 @@
-"""Runs that learn from pictures, pairs and responses that are given, alone or beside what is sampled."""
+"""Runs that learn from images, pairs and responses that are given, alone or beside what is sampled."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_a_resumed_run_goes_on_bit_by_bit(half, name, files):
 
 @pytest.fixture
 def scored(files):
-    """Write pictures of noise, those of a prompt apart from each other in the list, each with a reward."""
+    """Write images of noise, those of a prompt apart from each other in the list, each with a reward."""
 
     def write(change=lambda lines: lines, each=SIZE):
         draw = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def learner(files, *options, name="awm", n=SIZE, prompts=2):
     )  # fmt: skip
 
 
-def test_a_run_learns_from_pictures_with_rewards(files, scored):
+def test_a_run_learns_from_images_with_rewards(files, scored):
     lines = scored()
     run = learner(files, "data.shuffle=false")
     run.train("steps=2")
@@ -80,7 +80,7 @@ def test_a_run_learns_from_pictures_with_rewards(files, scored):
     assert all(row["perf/total_num_images"] == 2 * SIZE for row in rows_of(run)[-2:])
 
 
-def test_of_more_pictures_than_an_update_takes_some_are_drawn_anew_and_missing_ones_are_left_out(files, scored):
+def test_of_more_images_than_an_update_takes_some_are_drawn_anew_and_missing_ones_are_left_out(files, scored):
     scored(each=9)
     run = learner(files, prompts=3, name="diffusion_nft")
     run.train("steps=2")
@@ -94,7 +94,7 @@ def test_of_more_pictures_than_an_update_takes_some_are_drawn_anew_and_missing_o
     scored(lambda lines: [line | {"prompt": str(10 + i)} for i, line in enumerate(lines)])
     run = learner(files, "algorithm.advantage=returns", n=1, prompts=6)
     run.train("steps=1")
-    assert run.metrics[-1]["actor/grad_norm"] > 0, "single pictures of prompts are compared with the batch"
+    assert run.metrics[-1]["actor/grad_norm"] > 0, "single images of prompts are compared with the batch"
     assert "algorithm.advantage=returns" in learner(files).train(status=2).message
 
 

@@ -17,7 +17,7 @@ from tests.support.asked import reward
 from tests.support.games import Roles, Shows, play, prompts
 from tests.support.language_samples import model_of, trimmed
 from tests.support.optional import seldom
-from tests.support.tiny_language import picture
+from tests.support.tiny_language import noise_image
 
 LONG = Sampling(max_new_tokens=24, temperature=1.0, stop=tuple("aeiou"))
 # Qwen3's and GLM's drop what was thought in earlier turns; a tiny model thinks all but its last letter
@@ -42,7 +42,7 @@ def test_a_turn_computes_only_what_is_new_and_says_the_same(family):
 
     def played(kept_gb):
         read.clear()
-        environment = Shows(opening=seeing, pictures=family == "qwen2_5_vl", kept_gb=kept_gb, turns=4)
+        environment = Shows(opening=seeing, images=family == "qwen2_5_vl", kept_gb=kept_gb, turns=4)
         completion, _ = play(environment, asked, family=family, n=3, batch_size=4, sampling=LONG)
         return completion, sum(read)
 
@@ -72,7 +72,7 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
         assert not mask[length:].any()
         assert response.dialogue.rewards == (0.5, 1.0, 1.5)
         assert response.text == response.dialogue.responses[-1]
-        assert len(response.dialogue.pictures) == 4
+        assert len(response.dialogue.images) == 4
         assert [who for who, _ in response.dialogue.said] == ["user", *[POLICY, "user"] * 3]
         assert response.dialogue.said[0][1] == "[image]Begin."
     asked = prompts()[:1]
@@ -92,7 +92,7 @@ def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike()
     assert torch.equal(last.ids, alone.ids)
     torch.testing.assert_close(last.logprob, alone.logprob, rtol=0, atol=1e-5)
     _, again = play(Shows(), prompts()[1:] * 2, n=3)
-    starts = [one.dialogue.pictures[0].tobytes() for one in (*said[:3], *said[3:], *again)]
+    starts = [one.dialogue.images[0].tobytes() for one in (*said[:3], *said[3:], *again)]
     assert len(set(starts[:3])) == len(set(starts[3:9])) == 1
     assert len({starts[0], starts[3], starts[9]}) == 3
 
@@ -144,7 +144,7 @@ class Film:
             await asyncio.sleep(0)
         self.turn += 1
         grey = np.full((4, 28, 28, 3), 20 * self.turn, np.uint8)
-        shown = picture(0, 900, 2) if self.broken else grey
+        shown = noise_image(0, 900, 2) if self.broken else grey
         return Observation([shown, "Go on."], reward=1.0, done=self.turn == 3)
 
 
@@ -171,19 +171,19 @@ CASES = [("qwen2_5_vl", True), ("qwen2_5_vl", False), ("gemma3", True),
            (("qwen3_moe", False), ("qwen3_5", True), ("llava_onevision", True)))]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "pictures"), CASES)
-def test_each_turn_learns_after_the_conversation_that_it_answered(family, pictures, monkeypatch):
+@pytest.mark.parametrize(("family", "images"), CASES)
+def test_each_turn_learns_after_the_conversation_that_it_answered(family, images, monkeypatch):
     model = Roles(family).model
     template = model.tokenizer.chat_template
     assert FORGETS[0] in template
     monkeypatch.setattr(model.tokenizer, "chat_template", template.replace(*FORGETS))
-    asked = prompts(family if pictures else "llama")
-    environment = Shows(opening=pictures, pictures=pictures, history="template")
+    asked = prompts(family if images else "llama")
+    environment = Shows(opening=images, images=images, history="template")
     completion, responses = play(environment, asked, family=family)
     seen_alike(model, completion, atol=1e-4)
     turns = unfolded(completion)
     assert len(turns) > len(completion)
-    for row, response in enumerate(responses if not pictures else ()):
+    for row, response in enumerate(responses if not images else ()):
         names = {POLICY: "assistant"}
         chat = [{"role": names.get(who, who), "content": words} for who, words in response.dialogue.said[:-2]]
         last = model.encode([*asked[row // 2].chat(), *chat]).ids[0]
@@ -222,7 +222,7 @@ print("the reward is\\n", len(second) + (other["content"] is None))
 
 
 def test_an_agent_with_a_loop_of_its_own_asks_over_http_and_what_it_showed_is_learned(tmp_path):
-    """Its further conversations are others, with two pictures and with none; of the second prompt it fails at once."""
+    """Its further conversations are others, with two images and with none; of the second prompt it fails at once."""
     (tmp_path / "agent.py").write_text(AGENT)
     agent = lookup("environment", "agent")(command=[sys.executable, str(tmp_path / "agent.py")])
     completion, responses = play(agent, prompts())

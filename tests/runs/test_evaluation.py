@@ -118,7 +118,7 @@ def test_a_stop_request_ends_an_evaluation_that_goes_on_later(model, tmp_path):
 def test_noise_is_that_of_prompt_and_sample_alone(model, tmp_path):
     model("generators", tmp_path / "first", "--suite", suite(tmp_path, "generators"))
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-    # other prompts beside, another order, more samples, another seed of the run: the same pictures
+    # other prompts beside, another order, more samples, another seed of the run: the same images
     path = suite(tmp_path, "generators", n=3)
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked[3::-2]))
     model("generators", tmp_path / "second", "--suite", path, "seed=7")
@@ -150,7 +150,7 @@ def test_validations_run_suites_on_a_subset(files, tmp_path):
     assert len(answers) == 10
 
 
-def pictures(folder):
+def saved_images(folder):
     return [np.asarray(Image.open(file)) for file in sorted((folder / "pictures").glob("*.png"))]
 
 
@@ -159,7 +159,7 @@ def test_validations_draw_with_steps_guidance_solver_and_size_of_their_own(model
     model("generators", tmp_path / "plain", "validation.n=2", "validation.height=24")
     model("generators", tmp_path / "own", "validation.n=2", *(f"validation.{option}" for option in own))
     model("generators", tmp_path / "given", "validation.n=2", *(f"rollout.{option}" for option in own))
-    plain, mine, given = (pictures(tmp_path / name) for name in ("plain", "own", "given"))
+    plain, mine, given = (saved_images(tmp_path / name) for name in ("plain", "own", "given"))
     assert len(mine) == 4
     assert all(map(np.array_equal, mine, given))
     assert {one.shape for one in plain} == {(24, 16, 3)}
@@ -175,7 +175,7 @@ def test_validations_draw_with_steps_guidance_solver_and_size_of_their_own(model
          {"000-00.png", "001-00.png", "000-input-0.png", "001-input-0.png"}),
     ],
 )  # fmt: skip
-def test_clips_sounds_and_edited_pictures_are_scored_written_and_shown(name, options, written, files, tmp_path):
+def test_clips_sounds_and_edited_images_are_scored_written_and_shown(name, options, written, files, tmp_path):
     run = TinyRun(files, "generators", name, "algorithm=flow_grpo", *options)
     burnish("eval", recipe(run), "--output", tmp_path)
     assert {file.name for file in (tmp_path / "pictures").iterdir()} == written

@@ -11,11 +11,11 @@ from tests.support.optional import seldom
 from tests.support.processes import alive
 from tests.support.tiny_run import TinyRun
 
-ODD = (28, 20)  # pixels of a picture that can't be read
+ODD = (28, 20)  # pixels of an image that can't be read
 
 
 def records(files):
-    """Four questions about a picture, of which the third is odd."""
+    """Four questions about an image, of which the third is odd."""
     Image.new("RGB", ODD).save(files / "odd.png")
     lines = [{"prompt": f"<image>No. {i}?", "images": ["odd.png" if i == 2 else "0.png"]} for i in range(4)]
     (files / "odd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -24,15 +24,15 @@ def records(files):
 
 @pytest.fixture
 def trained(files, monkeypatch):
-    """Train with readers that are forks of this process; ``decode`` is called in them before a picture is."""
+    """Train with readers that are forks of this process; ``decode`` is called in them before an image is."""
 
     def train(workers, *options, decode, model="qwen2_5_vl", status=0):
         own, here = ImageFile.ImageFile.load, os.getpid()
 
-        def load(picture):
+        def load(image):
             if os.getpid() != here:
-                decode(picture)
-            return own(picture)
+                decode(image)
+            return own(image)
 
         with monkeypatch.context() as patched, forked(lambda _, given: given.get("CUDA_VISIBLE_DEVICES") == ""):
             patched.setattr(ImageFile.ImageFile, "load", load)
@@ -61,10 +61,10 @@ def test_a_run_learns_the_same_with_readers(model, trained, files):
 
 @pytest.mark.parametrize("how", ["broken", "dies"])
 def test_a_record_that_can_not_be_read_is_named(how, trained, files):
-    def fails(picture):
-        if picture.size == ODD and how == "dies":
+    def fails(image):
+        if image.size == ODD and how == "dies":
             os._exit(7)
-        if picture.size == ODD:
+        if image.size == ODD:
             raise OSError("it is cut off")
 
     _, said = trained(2, *records(files), decode=fails, status=2)

@@ -46,7 +46,7 @@ def scores(run, update):
 
 
 def asked():
-    """Responses and prompts of records without pictures."""
+    """Responses and prompts of records without images."""
     rows = [(labels[name], question) for question in QUESTIONS for labels in LABELS["bradley_terry"]
             for name in ("chosen", "rejected")]  # fmt: skip
     return [Response(text) for text, _ in rows], [Prompt(text=question) for _, question in rows]
@@ -121,12 +121,12 @@ QUESTION = "Is this {prompt}?"
 
 
 def grey(value, seed):
-    """A picture of 24 x 16 pixels about as bright as that."""
+    """An image of 24 x 16 pixels about as bright as that."""
     noise = np.random.default_rng(seed).integers(-20, 20, (16, 24, 3))
     return np.clip(value + noise, 0, 255).astype(np.uint8)
 
 
-def of_pictures(files, algorithm, lines, *options):
+def of_images(files, algorithm, lines, *options):
     (files / "drawn.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return TinyRun(
         files, "reward_models", "qwen2_5_vl", f"algorithm={{name: {algorithm}, question: '{QUESTION}'}}",
@@ -140,7 +140,7 @@ def test_it_scores_what_a_generator_draws_as_in_training(files, tmp_path):
         for name, value in (("dark", 40), ("bright", 210)):
             Image.fromarray(grey(value, number)).save(files / f"{name}{number}.png")
     pairs = [{"prompt": "ink", "chosen": f"dark{i}.png", "rejected": f"bright{i}.png"} for i in range(6)]
-    run = of_pictures(files, "bradley_terry", pairs, "steps=6")
+    run = of_images(files, "bradley_terry", pairs, "steps=6")
     run.train()
     burnish("export", run.output, "--output", tmp_path / "out")
     about = json.loads((tmp_path / "out" / "reward_head.json").read_text())

@@ -42,8 +42,8 @@ def test_every_field_is_kept_and_an_update_that_is_repeated_replaces_what_it_wro
     assert {name: first[name] for name in expected} == expected
     assert json.loads(first["record"])["size"] == [1, 2]
     assert first["where"].endswith("asked.jsonl:1")
-    picture = np.asarray(Image.open(run.output / "samples" / first["folder"] / first["file_name"]), np.float32)
-    assert first["reward"] == pytest.approx(float(picture.mean()), abs=0.01)
+    image = np.asarray(Image.open(run.output / "samples" / first["folder"] / first["file_name"]), np.float32)
+    assert first["reward"] == pytest.approx(float(image.mean()), abs=0.01)
     assert first["components"] == {"brightness": first["reward"]}
     # the second update is lost in a crash, in the middle of what it wrote
     shutil.rmtree(run.output / "checkpoints" / "00000002")

@@ -35,7 +35,7 @@ class Everything(Batch):
     features: list[Features]
     wide: Tensor  # [B, N] strided
     empty: Tensor  # [B, 0, 3]
-    pictures: list[np.ndarray]
+    images: list[np.ndarray]
     schedule: Tensor = shared()
     names: tuple[str, ...] = shared()
 
@@ -51,7 +51,7 @@ def everything(count: int = 5, start: int = 0) -> Everything:
         features=[Features() for _ in range(count)],
         wide=torch.randn(2000, count, generator=draw).T,
         empty=torch.zeros(count, 0, 3),
-        pictures=[np.full((64, 64, 3), i, dtype=np.uint8) for i in range(count)],
+        images=[np.full((64, 64, 3), i, dtype=np.uint8) for i in range(count)],
         schedule=torch.tensor([1.0, float("nan"), -0.0]),
         names=("a", "b"),
     )
@@ -74,10 +74,10 @@ def test_a_batch_comes_back_bit_for_bit():
     odd = [torch.tensor(3.5), torch.zeros(0), torch.randn(1, 1)[0], torch.randn(70, 70)[::2, 1:], torch.ones(3, 1)]
     odd += [torch.ones(3, 1).expand(3, 4000), torch.randn(5000).to(torch.bfloat16)[1:], torch.tensor([True])]
     batch = everything(len(odd))
-    batch.rows, batch.prompts = odd, [with_pictures(5000)[i % 2] for i in range(len(odd))]
+    batch.rows, batch.prompts = odd, [with_images(5000)[i % 2] for i in range(len(odd))]
     packed = pack(batch)
     same(batch, packed.unpack())
-    assert sum(len(one) == 5000 for one in packed.arrays) == 2, "each picture travels once"
+    assert sum(len(one) == 5000 for one in packed.arrays) == 2, "each image travels once"
     responses = completion()
     found = pack(responses).unpack()
     same(responses, found)
@@ -100,13 +100,13 @@ def test_long_tensors_travel_outside_the_head_and_are_nobodys_to_change():
     same(before, packed.unpack())
 
 
-def with_pictures(size: int) -> list[Prompt]:
+def with_images(size: int) -> list[Prompt]:
     return [Prompt(text=f"{i}", images=(Media.encoded(bytes([i]) * size),)) for i in range(5)]
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_prompts_with_pictures_cross_processes_as_numbers(size):
-    here, there = with_pictures(size), with_pictures(size)  # each process has read the data
+def test_prompts_with_images_cross_processes_as_numbers(size):
+    here, there = with_images(size), with_images(size)  # each process has read the data
     numbers = PromptNumbers(lambda: here)
     asked, group, sample = numbered([here[3], here[0]], 2)
     more = {"groups": 2, "update": 1, "version": 0, "ahead": [here[4], here[0]]}  # those that come next, too

@@ -1,4 +1,4 @@
-"""Reward functions that can't work, each in its own way, for pictures and responses alike."""
+"""Reward functions that can't work, each in its own way, for images and responses alike."""
 
 import os
 import sys

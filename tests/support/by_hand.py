@@ -44,7 +44,7 @@ def blocks(x: Tensor, w: Weights, prefix: str, *, causal: bool, quick: bool) -> 
     return x
 
 
-def clip_picture(pixels: Tensor, w: Weights, *, quick: bool = False) -> Tensor:
+def clip_image(pixels: Tensor, w: Weights, *, quick: bool = False) -> Tensor:
     """Normalised embeddings [B, E] of pixels [B, 3, S, S]."""
     kernel = w["visual.conv1.weight"]
     patches = F.conv2d(pixels, kernel, stride=kernel.shape[-1]).flatten(2).transpose(1, 2)
@@ -62,7 +62,7 @@ def clip_text(ids: Tensor, w: Weights, *, quick: bool = False) -> Tensor:
 
 
 def image_reward(pixels: Tensor, ids: Tensor, w: Weights, heads: int = 2) -> Tensor:
-    """ImageReward's raw score [1] of a picture [1, 3, S, S] and a text [1, T], with two layers of each encoder."""
+    """ImageReward's raw score [1] of an image [1, 3, S, S] and a text [1, T], with two layers of each encoder."""
     at = "blip.visual_encoder"
     kernel = w[f"{at}.patch_embed.proj.weight"]
     patches = F.conv2d(pixels, kernel, w[f"{at}.patch_embed.proj.bias"], stride=kernel.shape[-1])
@@ -103,11 +103,11 @@ def _normalised(pixels: Tensor) -> Tensor:
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
-def padded(picture: np.ndarray, size: int) -> Tensor:
+def padded(image: np.ndarray, size: int) -> Tensor:
     """HPSv2's pixels [1, 3, S, S]: of floats, the longer side fits, and black surrounds the rest."""
-    scale = size / max(picture.shape[:2])
-    high, wide = (round(side * scale) for side in picture.shape[:2])
-    pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None] / 255
+    scale = size / max(image.shape[:2])
+    high, wide = (round(side * scale) for side in image.shape[:2])
+    pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)[None] / 255
     if scale != 1:
         pixels = F.interpolate(pixels, (high, wide), mode="bicubic", antialias=True)
     whole = torch.zeros(1, 3, size, size)
@@ -116,11 +116,11 @@ def padded(picture: np.ndarray, size: int) -> Tensor:
     return _normalised(whole)
 
 
-def cropped(picture: np.ndarray, size: int) -> Tensor:
+def cropped(image: np.ndarray, size: int) -> Tensor:
     """BLIP's pixels [1, 3, S, S], by Pillow and torchvision's rules: the shorter side fits, the middle is cut out."""
-    high, wide = picture.shape[:2]
+    high, wide = image.shape[:2]
     high, wide = (size, int(size * wide / high)) if high <= wide else (int(size * high / wide), size)
     top, left = round((high - size) / 2), round((wide - size) / 2)
-    resized = Image.fromarray(picture).resize((wide, high), Image.Resampling.BICUBIC)
+    resized = Image.fromarray(image).resize((wide, high), Image.Resampling.BICUBIC)
     pixels = np.asarray(resized)[top : top + size, left : left + size]
     return _normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255)

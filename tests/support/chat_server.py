@@ -24,5 +24,5 @@ def question_of(request: dict[str, Any]) -> str:
     return request["messages"][0]["content"][-1]["text"]
 
 
-def pictures_of(request: dict[str, Any]) -> list[str]:
+def images_of(request: dict[str, Any]) -> list[str]:
     return [part["image_url"]["url"] for part in request["messages"][0]["content"][:-1]]

@@ -30,7 +30,7 @@ def tone(seconds: float = 1.0, *, rate: int = 8000, channels: int = 1, pitch: fl
 
 
 def brightness_of_clips(samples, prompts):
-    """Mean of all pixels of clips, and their sounds', or of pictures."""
+    """Mean of all pixels of clips, and their sounds', or of images."""
     return [
         float(sample.frames.mean() + (sample.sound.samples.mean() if sample.sound else 0))
         if isinstance(sample, Clip)

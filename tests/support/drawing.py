@@ -1,4 +1,4 @@
-"""Pictures with text, as rewards get them."""
+"""Images with text, as rewards get them."""
 
 import struct
 import zlib
@@ -14,14 +14,14 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def line(text: str, width: int = 32, height: int = 16) -> np.ndarray:
-    """Black on white, filling a small picture."""
+    """Black on white, filling a small image."""
     image = Image.new("RGB", (4 * width, 4 * height), "white")
     ImageDraw.Draw(image).text((2 * width, 2 * height), text, fill="black", font=font(3 * height), anchor="mm")
     return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
 
 
 def scene(text: str) -> np.ndarray:
-    """White on blue, somewhere in a large picture."""
+    """White on blue, somewhere in a large image."""
     image = Image.new("RGB", (320, 320), (60, 90, 160))
     ImageDraw.Draw(image).text((110, 220), text, fill="white", font=font(44))
     return np.asarray(image)

@@ -45,7 +45,7 @@ def t5_encoder() -> T5EncoderModel:
 
 
 def autoencoder(channels: int = 4) -> AutoencoderKL:
-    """Pictures of 2 x 2 pixels to a latent position."""
+    """Images of 2 x 2 pixels to a latent position."""
     return AutoencoderKL(
         block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=channels, norm_num_groups=4, layers_per_block=1,

@@ -1,4 +1,4 @@
-"""Reward functions that fail for single prompts, in C as well, for responses and pictures alike."""
+"""Reward functions that fail for single prompts, in C as well, for responses and images alike."""
 
 import ctypes
 import os

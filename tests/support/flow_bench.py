@@ -1,4 +1,4 @@
-"""A worker that draws with a tiny model, with rewards that are a fixed function of the picture."""
+"""A worker that draws with a tiny model, with rewards that are a fixed function of the image."""
 
 import numpy as np
 import torch
@@ -40,15 +40,15 @@ class Red(Reward):
     """Mean of the first channel, squared."""
 
     def score(self, images, prompts):
-        pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
-        return [Score(float(value)) for value in self.differentiable(pictures, prompts)]
+        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
+        return [Score(float(value)) for value in self.differentiable(pixels, prompts)]
 
-    def differentiable(self, pictures, prompts):
-        return pictures[:, 0].square().mean((1, 2))
+    def differentiable(self, pixels, prompts):
+        return pixels[:, 0].square().mean((1, 2))
 
 
 class Bench:
-    """A worker with an engine, and rewards that are a fixed function of the picture."""
+    """A worker with an engine, and rewards that are a fixed function of the image."""
 
     def __init__(self, pipeline, algorithm, *, lora=True, micro=100, rewards=None, **rollout):
         options = LoraOptions(rank=4) if lora else None

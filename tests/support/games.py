@@ -13,24 +13,24 @@ from burnish.registry import options
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.language_samples import model_of
-from tests.support.tiny_language import FAMILIES, picture
+from tests.support.tiny_language import FAMILIES, noise_image
 from tests.support.universal import universal_model
 
 SAMPLING = Sampling(max_new_tokens=5, temperature=0.9)
 
 
 class Show:
-    """Shows a picture after every response; what it says and when it stops depends on seed and responses."""
+    """Shows an image after every response; what it says and when it stops depends on seed and responses."""
 
-    def __init__(self, opening: bool, pictures: bool, fails: str, turns: int) -> None:
-        self.opening, self.pictures, self.fails, self.turns = opening, pictures, fails, turns
+    def __init__(self, opening: bool, images: bool, fails: str, turns: int) -> None:
+        self.opening, self.images, self.fails, self.turns = opening, images, fails, turns
         self.heard: list[str] = []
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         self.seed, self.text = seed, prompt.text
         if self.fails == "reset" and prompt.text == "Two?":
             raise RuntimeError("no board")
-        return Observation([picture(seed % 1000), "Begin."]) if self.opening else Observation()
+        return Observation([noise_image(seed % 1000), "Begin."]) if self.opening else Observation()
 
     def step(self, response: str) -> Observation:
         self.heard.append(response)
@@ -38,7 +38,7 @@ class Show:
             raise RuntimeError("no such move")
         if self.fails == "type":
             return "well"  # type: ignore[return-value]
-        seen = [picture(self.seed % 1000 + len(self.heard), 16, 24)] if self.pictures else []
+        seen = [noise_image(self.seed % 1000 + len(self.heard), 16, 24)] if self.images else []
         done = len(self.heard) >= self.turns
         return Observation([*seen, f"Turn {len(self.heard)}."], reward=0.5 * len(self.heard), done=done)
 
@@ -46,12 +46,12 @@ class Show:
 @options
 class Shows(Environment):
     opening: bool = True
-    pictures: bool = True
+    images: bool = True
     fails: str = ""
     turns: int = 3
 
     def episode(self) -> Show:
-        return Show(self.opening, self.pictures, self.fails, self.turns)
+        return Show(self.opening, self.images, self.fails, self.turns)
 
 
 class Roles:
@@ -68,11 +68,11 @@ class Roles:
 
 
 def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
-    """One with a picture, one without."""
+    """One with an image, one without."""
     if family in ("llama", "qwen2"):
         return [Prompt(text="One?"), Prompt(text="Two?")]
     parts = (Part("image"), Part("text", "One?"))
-    seen = Media.array(np.asarray(picture(7)))
+    seen = Media.array(np.asarray(noise_image(7)))
     return [Prompt(text="One?", messages=(Message("user", parts),), images=(seen,)), Prompt(text="Two?")]
 
 

@@ -68,7 +68,7 @@ class Generator:
                         value.copy_(0.3 * torch.randn(value.shape, generator=draw))
 
     def prompt(self, text: str) -> Prompt:
-        """With the pictures that a tiny pipeline needs."""
+        """With the images that a tiny pipeline needs."""
         kinds = () if self.tiny is None else self.tiny.inputs.values()
         return Prompt(
             text=text, negative=self.negative,
@@ -107,12 +107,12 @@ class Generator:
                 x = x + (after - t) * self.velocity(asked, x, t.expand(len(x)))
         return x
 
-    def pictures(self, asked: Any, x: Tensor) -> Tensor:
+    def images(self, asked: Any, x: Tensor) -> Tensor:
         """Of final states, [B, 3, H, W]."""
         return self.model.decode_tensor(x, asked.rows())
 
     def alone(self, texts: Sequence[str], x: Tensor, **given: Any) -> Tensor:
-        """Pictures [B, 3, H, W] that diffusers alone draws from the same noise, with an ``adapter`` or a ``path``."""
+        """Images [B, 3, H, W] that diffusers alone draws from the same noise, with an ``adapter`` or a ``path``."""
         pipeline = load_alone(given.get("path", self.path))
         pipeline.scheduler = self.model.pipeline.scheduler
         if "adapter" in given:

@@ -14,7 +14,7 @@ from burnish.diffusion.options import ModelOptions
 from burnish.language.model.loading import load_language_model
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
-from tests.support.tiny_language import SEEING, chat, film, picture, tiny_language
+from tests.support.tiny_language import SEEING, chat, film, noise_image, tiny_language
 
 
 @cache
@@ -43,8 +43,8 @@ def prompts_of(family: str) -> dict[str, tuple[Any, ...]]:
     """Prompts with every kind of media that a family knows."""
     prompts: dict[str, tuple[Any, ...]] = {"none": ("How are you?",)}
     if family in SEEING:
-        prompts["one"] = ("What is ", picture(0), "?")
-        prompts["several"] = (picture(1), "against", picture(2, 24, 40), " and ", picture(3))
+        prompts["one"] = ("What is ", noise_image(0), "?")
+        prompts["several"] = (noise_image(1), "against", noise_image(2, 24, 40), " and ", noise_image(3))
         prompts["video"] = ("Look: ", film(4), "!")
     return prompts
 

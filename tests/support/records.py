@@ -30,7 +30,7 @@ def write(path: Path, *records: Any) -> str:
 
 
 def read(recipe: str, files: Any, *options: str) -> list[Any]:
-    """Records of a run: prompts, or prompts with responses or pictures, as its algorithm needs them."""
+    """Records of a run: prompts, or prompts with responses or images, as its algorithm needs them."""
     judged = [] if any(option.startswith("data.val_files") for option in options) else ["data.val_files=null"]
     given = [f"data.train_files={json.dumps(files, default=str)}", *judged]
     rewards = [] if "algorithm" in str(options) else REWARDS[recipe]  # of which none needs an answer
@@ -57,13 +57,13 @@ def refused(recipe: str, files: Any, *options: str) -> list[str]:
     return [one.strip() for one in rest[:-1]] if first.endswith(" problems") else [first]
 
 
-def picture(shade: int = 200, height: int = 6, width: int = 8, form: str = "PNG") -> bytes:
-    """A picture of one shade, as a file."""
+def image_file(shade: int = 200, height: int = 6, width: int = 8, form: str = "PNG") -> bytes:
+    """An image of one shade, as a file."""
     buffer = io.BytesIO()
     Image.fromarray(np.full((height, width, 3), shade, np.uint8)).save(buffer, form)
     return buffer.getvalue()
 
 
 def shade(media: Any) -> int:
-    """Of a picture that has one."""
+    """Of an image that has one."""
     return int(np.asarray(media.image())[0, 0, 0])

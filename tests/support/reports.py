@@ -37,7 +37,7 @@ class Story:
     missing: float = 0.0
     skipped: tuple[int, ...] = ()
     guided: bool = True
-    pictures: bool = True
+    images: bool = True
     size: tuple[int, int] = (32, 16)
     overrides: tuple[str, ...] = ()
 
@@ -56,15 +56,15 @@ def run_folder(path: Path, story: Story = Story()) -> RunFolder:
     lines = [_line(story, update, draw) for update in range(story.updates + 1)]
     write_lines(folder.metrics, lines)
     judged = [line["training/global_step"] for line in lines if "val-aux/variety" in line]
-    if story.pictures:
+    if story.images:
         for update in judged:
-            _pictures(folder.validation(update), story, update)
+            _images(folder.validation(update), story, update)
     if story.guided:
         guided = {"guidance_scale": 3.0} | _validation(*GUIDED.values())
         folder.reference.mkdir()
         (folder.reference / "metrics.json").write_text(json.dumps(guided))
-        if story.pictures:
-            _pictures(folder.reference, replace(story, exact=(0.95, 0.95)), 0)
+        if story.images:
+            _images(folder.reference, replace(story, exact=(0.95, 0.95)), 0)
     return folder
 
 
@@ -105,7 +105,7 @@ def _validation(reward: float, exact: float, border: float, variety: float) -> d
     }  # fmt: skip
 
 
-def _pictures(target: Path, story: Story, update: int) -> None:
+def _images(target: Path, story: Story, update: int) -> None:
     """Numbers in the place of samples: wrong ones as often, and borders as dark, as the story says."""
     done = update / story.steps
     exact = story.exact[0] + (story.exact[1] - story.exact[0]) * done
@@ -151,7 +151,7 @@ def one_sample(folder: RunFolder) -> None:
 
 
 def draw_instead(folder: RunFolder, made: Callable[[int, int], Sample]) -> None:
-    """Put other samples in the place of pictures: ``made`` of the validation's update and the sample's number."""
+    """Put other samples in the place of images: ``made`` of the validation's update and the sample's number."""
     for update in folder.validations():
         target = folder.validation(update)
         lines = lines_of(target / "samples.jsonl")

@@ -51,7 +51,7 @@ def with_tiny_scorers(config: Any) -> list[str]:
     return found
 
 
-def pictures() -> list[np.ndarray]:
+def examples() -> list[np.ndarray]:
     """Noise, a gradient, text, and a small plain one: of four sizes, uint8 [H, W, 3]."""
     noise = np.random.default_rng(0).integers(0, 256, (96, 80, 3), dtype=np.uint8)
     ramp = np.linspace(0, 255, 64, dtype=np.uint8)
@@ -60,17 +60,17 @@ def pictures() -> list[np.ndarray]:
 
 
 def prompts() -> list[Prompt]:
-    """One for each of the pictures, which shows a picture itself."""
-    return [Prompt(text=text, images=(Media.array(pictures()[0]),)) for text in TEXTS]
+    """One for each of the images, which shows an image itself."""
+    return [Prompt(text=text, images=(Media.array(examples()[0]),)) for text in TEXTS]
 
 
-def as_tensor(picture: np.ndarray) -> torch.Tensor:
-    """A picture as a generator draws it: [1, 3, H, W] in [0, 1]."""
-    return torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 255
+def as_tensor(image: np.ndarray) -> torch.Tensor:
+    """An image as a generator draws it: [1, 3, H, W] in [0, 1]."""
+    return torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float() / 255
 
 
 def values(reward: Any, images: list[np.ndarray] | None = None, asked: list[Prompt] | None = None) -> torch.Tensor:
     """What a reward scores, none missing."""
-    found = [one.value for one in reward.score(images or pictures(), asked or prompts())]
+    found = [one.value for one in reward.score(images or examples(), asked or prompts())]
     assert None not in found
     return torch.tensor(found)

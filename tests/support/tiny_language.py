@@ -166,7 +166,7 @@ def tiny_language(folder: Path, family: str, *, seed: int = 0, marks: Sequence[s
     return folder
 
 
-def picture(seed: int, width: int = 16, height: int = 16) -> Image.Image:
+def noise_image(seed: int, width: int = 16, height: int = 16) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 

@@ -155,7 +155,7 @@ class TinyRun:
 
 
 def write_files(folder: Path) -> None:
-    """Rewards, pictures and records of all runs."""
+    """Rewards, images and records of all runs."""
     (folder / "rewards.py").write_text(REWARDS)
     draw = np.random.default_rng(0)
     for number in range(2):

@@ -33,7 +33,7 @@ def weigh(thing: str, grams: float | None = None):
 
 
 async def later(a: int):
-    """Show a picture, and a video, after a while."""
+    """Show an image, and a video, after a while."""
     import asyncio
 
     import numpy as np

@@ -18,14 +18,14 @@ from burnish.hooks.log import Lines, MetricsLog
 from burnish.hooks.trackers import Trackers
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
-KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
+KINDS = {0: "image", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
 SAID = "<b>dark_share</b> rose from 0.120 to 0.480"
 RAISED = Raised("dark_share", "drift", 3, SAID, update=4).record()
 ALARMS = {4: RAISED, 7: {"update": 7, "over": "dark_share"}, 9: RAISED | {"update": 9}}  # by update
 
 
 def validate(folder: RunFolder, update: int) -> None:
-    """Leave what a validation leaves: pictures, clips, sounds, or responses about a picture, of two prompts."""
+    """Leave what a validation leaves: images, clips, sounds, or responses about an image, of two prompts."""
     media, kind = folder.validation(update) / "pictures", KINDS[update]
     media.mkdir(parents=True)
     records: list[dict[str, Any]] = []
@@ -33,7 +33,7 @@ def validate(folder: RunFolder, update: int) -> None:
         stem = f"{number:03d}-00"
         about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read", "components": {}}
         about["reward"] = None if number else update / 4
-        if kind == "picture":
+        if kind == "image":
             Image.new("RGB", (24, 16), (200, 0, 0)).save(media / f"{stem}.png")
             about["file"] = f"{stem}.png"
         elif kind == "clip":

@@ -78,11 +78,11 @@ class UnseenPipeline(DiffusionPipeline):
                 plain = self.painter(self.read(""), dots, clean=clean).added
                 added = plain + guidance_scale * (added - plain)
             dots = self.moved(-added, time, dots)
-        pictures = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
-        return self.shown(pictures)
+        images = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
+        return self.shown(images)
 
-    def shown(self, pictures: Tensor) -> Any:
-        return SimpleNamespace(images=pictures)
+    def shown(self, images: Tensor) -> Any:
+        return SimpleNamespace(images=images)
 
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
         return self.scheduler.step(velocity, time, dots, return_dict=False)[0]
@@ -143,21 +143,21 @@ class LatePipeline(UnseenPipeline):
 
 
 class SignedPipeline(UnseenPipeline):
-    """Leaves its pictures in [-1, 1] where it is asked for tensors."""
+    """Leaves its images in [-1, 1] where it is asked for tensors."""
 
-    def shown(self, pictures: Tensor) -> Any:
-        return SimpleNamespace(images=2 * pictures - 1)
+    def shown(self, images: Tensor) -> Any:
+        return SimpleNamespace(images=2 * images - 1)
 
 
 class LayersPipeline(UnseenPipeline):
-    """Draws two pictures for a prompt."""
+    """Draws two images for a prompt."""
 
-    def shown(self, pictures: Tensor) -> Any:
-        return SimpleNamespace(images=[torch.cat([pictures, 1 - pictures])])
+    def shown(self, images: Tensor) -> Any:
+        return SimpleNamespace(images=[torch.cat([images, 1 - images])])
 
 
 class NestingPainter(UnseenPainter):
-    """Takes a list of dots for each row, as for pictures and their references."""
+    """Takes a list of dots for each row, as for images and their references."""
 
     def forward(self, letters: list[list[Tensor]], dots: Tensor, clean: Tensor) -> Any:
         return super().forward(torch.cat([row[0] for row in letters]), dots, clean)

@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ours(folder: Path) -> np.ndarray:
-    """Pictures of the trained policy from our own engine."""
+    """Images of the trained policy from our own engine."""
     burnish("sample", folder / "run", *PROMPTS, "-n", "2", "-o", folder / "ours", "--seed", "5")
     return np.stack([np.asarray(Image.open(file)) for file in sorted((folder / "ours").glob("*-*.png"))]).astype(int)
 
@@ -71,22 +71,22 @@ def theirs(pipeline: StableDiffusion3Pipeline) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["lora", *seldom("ema", "full")])
-def test_diffusers_draws_the_trained_policys_pictures_from_what_is_exported(tmp_path_factory, trained, kind):
+def test_diffusers_draws_the_trained_policys_images_from_what_is_exported(tmp_path_factory, trained, kind):
     folder = trained if kind == "lora" else run_of(tmp_path_factory.mktemp(kind), kind)
-    pictures = ours(folder)
+    images = ours(folder)
     advice = f'from_pretrained("{folder / "merged"}", vae=None, text_encoder_3=None, tokenizer_3=None)'
     assert advice in burnish("export", folder / "run", "--output", folder / "merged").out
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "merged", **ABSENT)
-    assert np.abs(theirs(pipeline) - pictures).max() <= 1
+    assert np.abs(theirs(pipeline) - images).max() <= 1
     before = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
-    assert np.abs(theirs(before) - pictures).max() > 5, "training changed nothing"
+    assert np.abs(theirs(before) - images).max() > 5, "training changed nothing"
     adapter = ("export", folder / "run", "--output", folder / "adapter", "--format", "lora")
     if kind == "full":
         assert "model.lora is null" in burnish(*adapter, status=2).message
         return
     burnish(*adapter)
     before.load_lora_weights(folder / "adapter")
-    assert np.abs(theirs(before) - pictures).max() <= 1
+    assert np.abs(theirs(before) - images).max() <= 1
 
 
 def judged(folder: Path, target: Path, *options: str) -> dict[str, float]:
@@ -125,7 +125,7 @@ def test_what_is_refused(trained, words, names):
     assert [name for name in names if name not in said] == []
 
 
-def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
+def test_images_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
     burnish("sample", trained / "run", *PROMPTS, "-n", "3", "-o", tmp_path)
     (tmp_path / "000-09.png").write_bytes(b"somebody else's")
     (tmp_path / "notes.txt").write_text("mine")

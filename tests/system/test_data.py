@@ -1,4 +1,4 @@
-"""Runs on data of one's own: lists in shares, code, a curriculum, passes over it, and pictures that begin."""
+"""Runs on data of one's own: lists in shares, code, a curriculum, passes over it, and images that begin."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_the_command_line_decides_between_steps_and_epochs(files, place):
 
 
 def nearness(samples: list[Any], prompts: list[Any]) -> list[float]:
-    """How near the mean colour of a sample, or of a clip's last frame, is to that of its prompt's picture."""
+    """How near the mean colour of a sample, or of a clip's last frame, is to that of its prompt's image."""
     found = []
     for sample, prompt in zip(samples, prompts, strict=True):
         pixels = sample.frames[-1] if isinstance(sample, Clip) else sample
@@ -109,7 +109,7 @@ def nearness(samples: list[Any], prompts: list[Any]) -> list[float]:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """Two prompts with pictures of their own."""
+    """Two prompts with images of their own."""
     for name, shade in (("dark", 20), ("light", 230)):
         Image.fromarray(np.full((32, 32, 3), shade, np.uint8)).save(tmp_path / f"{name}.png")
     lines = [json.dumps({"prompt": "make it red", "image": f"{name}.png"}) for name in ("dark", "light")]
@@ -132,7 +132,7 @@ BEGUN = [
     ],
     ids=["editing", "video"],
 )
-def test_samples_begin_from_the_pictures_of_their_prompts(files, records, name, kind, more):
+def test_samples_begin_from_the_images_of_their_prompts(files, records, name, kind, more):
     run = TinyRun(files, "generators", name, *BEGUN, f"data.train_files={records}", *more, name=f"begun/{kind}")
     run.train()
     for folder in (run.output / "validation" / update for update in ("000000", "000001")):

@@ -101,7 +101,7 @@ def words_of(alarm: str) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, caplog):
+def test_dark_images_that_pay_are_noticed_before_half_of_the_gain(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         rows = trained(
             "quickstart", tmp_path / "run", "rewards.ocr=null", "rewards.border_darkness=null",

@@ -98,7 +98,7 @@ def test_ranks_agree_stop_together_and_are_reached_from_this_machine_alone(tmp_p
 
 
 class Towered(torch.nn.Module):
-    """Layers behind a tower that some inputs pass and others don't, as pictures and words do."""
+    """Layers behind a tower that some inputs pass and others don't, as images and words do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,16 +107,16 @@ class Towered(torch.nn.Module):
         for number, weight in enumerate(self.parameters()):
             weight.data = torch.linspace(-1, 1, weight.numel()).sin().view(weight.shape) / (1 + number)
 
-    def forward(self, x: Tensor, *, picture: bool) -> Tensor:
-        x = self.tower(x) if picture else x
+    def forward(self, x: Tensor, *, image: bool) -> Tensor:
+        x = self.tower(x) if image else x
         for layer in self.layers:
             x = layer(x).tanh()
         return x
 
-    def loss(self, rank: int, *, picture: bool = False) -> Tensor:
+    def loss(self, rank: int, *, image: bool = False) -> Tensor:
         """Each rank calls the network twice before its backward pass."""
         x = torch.linspace(0, 1 + rank, 8).view(2, 4)
-        return self(x, picture=picture).sum() + self(x + 1, picture=picture).square().sum()
+        return self(x, image=image).sum() + self(x + 1, image=image).square().sum()
 
 
 LAID = {
@@ -130,7 +130,7 @@ def lower(options: ShardingOptions) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=options.gather == "compute")
 
 
-def learn_without_pictures(ranks: Ranks, folder: Path) -> dict[str, Any]:
+def learn_without_images(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Gradients of several passes; before them one rank has sampled more than the other."""
     found = {}
     for name, options in LAID.items():
@@ -146,20 +146,20 @@ def learn_without_pictures(ranks: Ranks, folder: Path) -> dict[str, Any]:
             for last in (False, True):
                 sharded.micro_batch(last=last)
                 with lower(options):
-                    loss = sharded(partial(network.loss, ranks.rank, picture=not (ranks.rank or last)))
+                    loss = sharded(partial(network.loss, ranks.rank, image=not (ranks.rank or last)))
                 loss.backward()
         found[name] = {key: value.grad.full_tensor() for key, value in network.named_parameters()}
     return found
 
 
-def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_path: Path) -> None:
-    both = together(learn_without_pictures, tmp_path, deadline=120)
+def test_a_rank_without_images_sums_its_gradients_where_the_other_does(tmp_path: Path) -> None:
+    both = together(learn_without_images, tmp_path, deadline=120)
     for name, options in LAID.items():
         whole, near = Towered(), {"rtol": 0.05, "atol": 0.05} if options.gather == "compute" else {}
         for rank in (0, 1):
-            for last in (False, True):  # the first of two ranks has pictures, in its first micro-batch
+            for last in (False, True):  # the first of two ranks has images, in its first micro-batch
                 with lower(options):
-                    loss = whole.loss(rank, picture=not (rank or last))
+                    loss = whole.loss(rank, image=not (rank or last))
                 loss.backward()
         for found in both:
             for key, weight in whole.named_parameters():

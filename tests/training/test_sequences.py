@@ -91,9 +91,9 @@ def resumed(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: P
 
 ONCE = ["model.lora=null", "trainer.mini_batch_size=null", "trainer.epochs=1", "optimizer.max_grad_norm=1000"]
 SFT = ["algorithm=sft", "data.train_files={data}/responses.jsonl"]
-PICTURES = ["algorithm=sft", "data.train_files={data}/pictures.jsonl", "model.gradient_checkpointing=true"]
+IMAGES = ["algorithm=sft", "data.train_files={data}/pictures.jsonl", "model.gradient_checkpointing=true"]
 SHARED = ["algorithm=dpo", "data.train_files={data}/preferences.jsonl", "trainer.layout=shared"]
-CLIP = [*PICTURES, "data.fit=centre_crop", "rollout.num_frames=1", "rollout.height=32", "rollout.width=32"]
+CLIP = [*IMAGES, "data.fit=centre_crop", "rollout.num_frames=1", "rollout.height=32", "rollout.width=32"]
 EXPERTS = [*SFT, "model.router_aux_loss_coef=0.3"]
 REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl"]
 
@@ -101,12 +101,12 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
 @pytest.mark.slow
 @pytest.mark.parametrize(("half", "model", "options", "ranks", "size"), [
     ("language", "qwen2_5_vl", SFT, 2, 2), ("language", "qwen3_vl_moe", EXPERTS, 2, 2),
-    ("generators", "qwen-image", PICTURES, 2, 2),
+    ("generators", "qwen-image", IMAGES, 2, 2),
     *seldom(
         ("language", "qwen2_5_vl", SHARED, 4, 2), ("language", "qwen3_vl_moe", SFT, 4, 4),
         ("language", "qwen3_omni_moe_thinker", SFT, 4, 2), ("language", "qwen3_vl", SHARED, 3, 3),
-        ("reward_models", "qwen2_5_vl", REWARDS, 2, 2), ("generators", "qwen-image", PICTURES, 4, 2),
-        ("generators", "flux", PICTURES, 4, 2), ("generators", "flux2", PICTURES, 2, 2),
+        ("reward_models", "qwen2_5_vl", REWARDS, 2, 2), ("generators", "qwen-image", IMAGES, 4, 2),
+        ("generators", "flux", IMAGES, 4, 2), ("generators", "flux2", IMAGES, 2, 2),
         ("generators", "wan2.1", CLIP, 4, 2), ("generators", "ltx", CLIP, 2, 2),
     ),
 ])  # fmt: skip
@@ -126,7 +126,7 @@ def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("half", "model", "options", "ranks", "size"),
-    [("language", "qwen2_5_vl", SFT, 2, 2), *seldom(("generators", "qwen-image", PICTURES, 4, 2))],
+    [("language", "qwen2_5_vl", SFT, 2, 2), *seldom(("generators", "qwen-image", IMAGES, 4, 2))],
 )
 def test_a_resumed_run_has_the_same_bits(half, model, options, ranks, size, files, tmp_path):
     run = TinyRun(files, half, model, *ONCE, *options, name=f"resumed/{model}")

@@ -17,15 +17,15 @@ class Words(Batch):
 
 
 @dataclass(kw_only=True)
-class Pictures(Batch):
+class ImageBatch(Batch):
     words: Gathered[Words]
     pixels: Tensor
     names: list[str]
     seed: int = shared()
 
 
-def pictures(count: int = 6, first: int = 0) -> Pictures:
-    return Pictures(
+def image_batch(count: int = 6, first: int = 0) -> ImageBatch:
+    return ImageBatch(
         words=Gathered(table=Words(vector=torch.arange(6.0).view(3, 2) + first), index=torch.arange(count) % 3),
         pixels=torch.arange(count * 4.0).view(count, 2, 2) + first,
         names=[f"{first + i}" for i in range(count)],
@@ -35,18 +35,18 @@ def pictures(count: int = 6, first: int = 0) -> Pictures:
 
 @pytest.mark.parametrize("size", [1, 4, 6, 9])
 def test_split_and_cat_are_inverse_and_the_table_is_not_copied(size):
-    whole = pictures()
+    whole = image_batch()
     parts = list(whole.split(size))
     assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
     assert 0 < len(parts[-1]) <= size
     assert all(part.words.table is whole.words.table for part in parts)
-    joined = Pictures.cat(parts)
+    joined = ImageBatch.cat(parts)
     same(joined, whole)
     assert joined.words.table is whole.words.table
 
 
 def test_select_takes_rows_in_the_order_asked_for():
-    whole = pictures()
+    whole = image_batch()
     for index in ([3, 0, 3], torch.tensor([3, 0, 3])):
         part = whole.select(index)
         assert part.names == ["3", "0", "3"]
@@ -60,15 +60,15 @@ def test_select_takes_rows_in_the_order_asked_for():
 
 
 def test_joining_tables_keeps_rows_also_where_some_are_one():
-    a, b = pictures(4), pictures(5, first=100)
-    joined = Pictures.cat([a, b])
+    a, b = image_batch(4), image_batch(5, first=100)
+    joined = ImageBatch.cat([a, b])
     assert len(joined.words.table) == 6
     rows = torch.cat([part.words.rows().vector for part in (a, b)])
     assert torch.equal(joined.words.rows().vector, rows)
 
 
 def test_a_batch_moves_with_the_rows_of_its_table_that_are_used():
-    moved = pictures().to("meta")
+    moved = image_batch().to("meta")
     assert moved.pixels.device.type == moved.words.index.device.type == moved.words.table.vector.device.type == "meta"
     words = Gathered(table=Words(vector=torch.arange(40.0).view(20, 2)), index=torch.tensor([7, 3, 7]))
     here = words.to("cpu")

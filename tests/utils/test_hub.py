@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from burnish.utils.hub import PIPELINE, HubModel, model_folder
 from tests.support.fake_hub import fake_hub, use, use_for_data
-from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, questions, read, refused, shade
+from tests.support.records import GENERATOR, LANGUAGE, image_file, prompts, questions, read, refused, shade
 from tests.support.tiny_run import burnish
 
 NAME, SECRET = "makers/tiny-model", "hf_a_secret"
@@ -141,7 +141,7 @@ def table(rows):
 
 
 def asked(answer):
-    shown = [{"bytes": picture(10), "path": None}]
+    shown = [{"bytes": image_file(10), "path": None}]
     return {"images": shown, "problem": "<image>Find x.", "answer": answer, "text": f"a triangle of side {answer}"}
 
 
@@ -169,15 +169,15 @@ def test_a_split_of_a_data_set_is_read_as_a_file_s_records(data_hub):
     assert len(questions(f"{SHAPES}@train", "data.prompt_key=problem")) == 3, "what was downloaded is found again"
 
 
-def test_pictures_and_pairs_of_the_hub_are_learned_from_as_those_of_files_are(data_hub):
-    chosen, rejected = ({"bytes": picture(level, 8, 8), "path": None} for level in (1, 2))
+def test_images_and_pairs_of_the_hub_are_learned_from_as_those_of_files_are(data_hub):
+    chosen, rejected = ({"bytes": image_file(level, 8, 8), "path": None} for level in (1, 2))
     rows = [{"prompt": "a cube", "chosen": chosen, "rejected": rejected}]
     data_hub.publish("someone/pairs", {"data/train-00000-of-00001.parquet": table(rows)})
     sized = ["rollout.height=8", "rollout.width=8", "algorithm.online=false"]
     (pair,) = read(GENERATOR, "someone/pairs@train", "algorithm=diffusion_dpo", *sized)
     (imitated,) = read(GENERATOR, "someone/pairs@train", "algorithm=sft", *sized)
-    assert [shade(media) for media in pair.pictures] == [1, 2]
-    assert imitated.pictures == pair.pictures[:1]
+    assert [shade(media) for media in pair.images] == [1, 2]
+    assert imitated.images == pair.images[:1]
     assert pair.where == "someone/pairs@train, row 1"
 
 

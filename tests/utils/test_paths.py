@@ -44,7 +44,7 @@ def test_a_run_does_not_begin_among_files_of_others(tmp_path, name):
 
 
 def test_a_run_does_not_begin_within_another(tmp_path):
-    folder = run_folder(tmp_path / "there", Story(updates=0, guided=False, pictures=False)).path
+    folder = run_folder(tmp_path / "there", Story(updates=0, guided=False, images=False)).path
     (folder / "checkpoints").mkdir()
     (tmp_path / "link").symlink_to(folder / "checkpoints")
     inside = ("checkpoints", "checkpoints/x", "samples", "validation/x", "../other/../there/checkpoints/x")
@@ -86,7 +86,7 @@ def disk(tmp_path):
     ids=["full", "read-only"],
 )
 def test_what_was_there_before_a_disk_was_full_is_there_afterwards(way, said, disk):
-    folder = run_folder(disk / "run", Story(updates=0, guided=False, pictures=False))
+    folder = run_folder(disk / "run", Story(updates=0, guided=False, images=False))
     folder.report.write_text("old")
     way(disk)
     message = burnish("report", folder.path, status=2).message
@@ -98,7 +98,7 @@ def test_what_was_there_before_a_disk_was_full_is_there_afterwards(way, said, di
 def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, pictures=False))
+    folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, images=False))
     for name in (".report.html.new", "report.html", ".claim"):
         (folder.path / name).symlink_to(precious)
     burnish("report", folder.path)
@@ -111,7 +111,7 @@ def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_pa
 def test_output_that_nobody_takes_ends_without_a_traceback(target, code, says):
     reading, pipe = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "burnish.cli", "recipes"]
+    command = [sys.executable, "-m", "burnish", "recipes"]
     with open(target, "wb") if target else os.fdopen(pipe, "wb") as out:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, cwd=ROOT, timeout=120)
     assert done.returncode == code, done.stderr

@@ -73,7 +73,7 @@ class Teacher:
 class Needs:
     """What the rest of the system provides for an algorithm, and nothing else."""
 
-    data: Literal["prompts", "pictures", "pairs"] = "prompts"  # what the training files hold
+    data: Literal["prompts", "images", "pairs"] = "prompts"  # what the training files hold
     sampler: str = "policy"  # or one of lagged
     recording: Recording | None = None  # None: deterministic sampling, only final latents are kept
     euler_steps: int = 0  # last steps that the loss makes again, by Euler's method

@@ -115,7 +115,7 @@ class Draft(RewardGradients):
 
     def loss(self, part: Ends, roles: FlowRoles) -> Loss:
         latents, distance = self.walk(part, roles)
-        return self.climbed(roles.reward(roles.pictures(latents, part.conditioning), part.prompts), distance)
+        return self.climbed(roles.reward(roles.images(latents, part.conditioning), part.prompts), distance)
 
     def size(self, batch: Scored) -> int:
         return len(batch) * self._copies

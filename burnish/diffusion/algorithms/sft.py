@@ -41,7 +41,7 @@ class SFT(ForwardProcess):
 
     def needs(self) -> Needs:
         return Needs(
-            data="prompts" if self.online else "pictures", groups=self.online,
+            data="prompts" if self.online else "images", groups=self.online,
             schedule_times=self.schedule_times, schedule_range=self.time_range,
         )  # fmt: skip
 

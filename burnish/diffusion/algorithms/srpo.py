@@ -67,9 +67,9 @@ class SRPO(RewardGradients):
         import torch
 
         latents, distance = self.walk(part, roles)
-        pictures = roles.pictures(part.recovered(latents), part.conditioning)
+        images = roles.images(part.recovered(latents), part.conditioning)
         positive, negative = (
-            roles.reward(pictures, with_words(part.prompts, words[(part.update - 1) % len(words)]))
+            roles.reward(images, with_words(part.prompts, words[(part.update - 1) % len(words)]))
             for words in (self.positive, self.negative)
         )
         climbed, left = (torch.where(part.denoises, *both) for both in ((positive, negative), (negative, positive)))

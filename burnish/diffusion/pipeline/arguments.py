@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
         "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
-PICTURES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
+IMAGES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
@@ -59,9 +59,9 @@ class Arguments:
         self.signed = False  # whether images come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(
-            DECODED, lambda pictures: sum(3 * picture.width * picture.height for picture in pictures)
+            DECODED, lambda images: sum(3 * image.width * image.height for image in images)
         )
-        self._pictures = next((name for name in PICTURES if name in self.parameters), PICTURES[0])
+        self._images = next((name for name in IMAGES if name in self.parameters), IMAGES[0])
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
             name: value for name, value in {
@@ -152,7 +152,7 @@ class Arguments:
         Raises:
             UserError: naming the first such prompt.
         """
-        image, number = self.parameters.get(self._pictures), self.parameters.get(CLASS)
+        image, number = self.parameters.get(self._images), self.parameters.get(CLASS)
         needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
         for prompt in prompts if needed else ():
             if not prompt.text.strip().isdecimal():
@@ -187,9 +187,9 @@ class Arguments:
         if "max_area" in self.parameters and request.height and request.width:
             wanted["max_area"] = request.height * request.width
         wanted |= {name: self._shown(media) for name, media in prompt.inputs}
-        if pictures := [self._shown(media) for media in prompt.images]:
-            single = len(pictures) == 1 and self._pictures == PICTURES[0]
-            wanted[self._pictures] = pictures[0] if single else pictures
+        if images := [self._shown(media) for media in prompt.images]:
+            single = len(images) == 1 and self._images == IMAGES[0]
+            wanted[self._images] = images[0] if single else images
         given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
         return given | self._fixed
 
@@ -289,8 +289,8 @@ class Arguments:
         rounded, good = both[:-1].view(values.shape), bool(both[-1])
         if pixels.ndim == 4:
             return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, sound=sound, finite=good)
-        picture = rounded.permute(1, 2, 0).contiguous().numpy()
-        return picture if good else NonFiniteImage.of(picture)
+        image = rounded.permute(1, 2, 0).contiguous().numpy()
+        return image if good else NonFiniteImage.of(image)
 
 
 def _guides_at_one(kind: Any) -> bool:

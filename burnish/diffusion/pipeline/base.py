@@ -147,7 +147,7 @@ class FlowModel(Protocol):
     def decode_tensor(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Images [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
 
-    def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
+    def encode_images(self, images: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
         """Final states [B, ...] of images uint8 [H, W, 3] of one size, or of clips uint8 [F, H, W, 3], without
         gradients: the VAE's means.
 

@@ -75,17 +75,17 @@ class LatentLayout:
             raise Unsupported("between its states and its VAE there is more than an arrangement and a scale")
         return found
 
-    def encoded(self, vae: Any, pictures: Sequence[np.ndarray]) -> Tensor:
+    def encoded(self, vae: Any, images: Sequence[np.ndarray]) -> Tensor:
         """Final states [B, ...] of images uint8 [H, W, 3], or of clips uint8 [F, H, W, 3]: the VAE's means.
 
         Raises:
             UserError: they have another size than the run draws.
         """
         found = []
-        for picture in pictures:
-            if picture.ndim >= self.slope.ndim:
+        for image in images:
+            if image.ndim >= self.slope.ndim:
                 raise UserError("a finished sample is a clip, but the model draws images; give images")
-            frames = picture[None] if self.slope.ndim == 5 and picture.ndim == 3 else picture
+            frames = image[None] if self.slope.ndim == 5 and image.ndim == 3 else image
             pixels = torch.from_numpy(frames).to(self.slope.device).movedim(-1, 0)[None].float() / 127.5 - 1
             with torch.no_grad():
                 encoded = vae.encode(pixels.to(vae.dtype))
@@ -93,8 +93,8 @@ class LatentLayout:
             if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey images
                 latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
             if latents.shape != self.slope.shape:
-                shown = " x ".join(map(str, picture.shape[-2:-4:-1]))
-                count = f" in {len(picture)} frames (rollout.num_frames)" if picture.ndim == 4 else ""
+                shown = " x ".join(map(str, image.shape[-2:-4:-1]))
+                count = f" in {len(image)} frames (rollout.num_frames)" if image.ndim == 4 else ""
                 raise UserError(
                     f"an image has {shown} pixels{count}, but the run draws samples of another size; set "
                     "rollout.height and rollout.width to the images' size, or data.fit=centre_crop"

@@ -136,8 +136,8 @@ class PipelineModel(LoadedPipeline):
     def key(self, request: Requests) -> Any:
         """What decides on schedule, states and masks: for prompts with images, the prompt too."""
         prompt = request.prompts[0]
-        pictured = bool(prompt.images or prompt.inputs)
-        return request.height, request.width, request.steps, prompt.uid if pictured else ""
+        with_images = bool(prompt.images or prompt.inputs)
+        return request.height, request.width, request.steps, prompt.uid if with_images else ""
 
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
@@ -213,11 +213,11 @@ class PipelineModel(LoadedPipeline):
                 "choose an algorithm that follows none, as flow_grpo or diffusion_nft"
             ) from error
 
-    def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
+    def encode_images(self, images: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
         request = conditioning.select([0])
         try:
             arranged = self._latent_layouts.get(self.key(request), lambda: self._latent_layout(request))
-            return arranged.encoded(self.pipeline.vae, pictures)
+            return arranged.encoded(self.pipeline.vae, images)
         except Unsupported as error:
             who = f"a {type(self.pipeline).__name__} can't learn from finished images"
             raise UserError(f"{who}: {error}; learn from its own samples") from error

@@ -119,7 +119,7 @@ TOKENS, TEXT = 4, 3  # of what is compared
 TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative difference
 
 
-class PictureQueries:
+class ImageQueries:
     """An attention processor of diffusers for blocks whose text output is dropped: image queries only.
 
     Without the text queries, image and gradients are the same, for less work: more so with few blocks, and with text
@@ -160,7 +160,7 @@ def leave_out_unread_text(network: nn.Module) -> None:
             and type(getattr(attn, "processor", None)) is JointAttnProcessor2_0
         ):
             own = attn.processor
-            attn.set_processor(PictureQueries())
+            attn.set_processor(ImageQueries())
             if not _same(attn, own):
                 attn.set_processor(own)
 
@@ -171,11 +171,9 @@ def _same(attn: Any, own: Any) -> bool:
     if weight.is_meta:
         return True
     draw = torch.Generator().manual_seed(0)
-    picture, text = (
-        torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT)
-    )
+    image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT))
     with torch.no_grad():
-        short, full = (run(attn, picture, text)[0] for run in (attn.processor, own))
+        short, full = (run(attn, image, text)[0] for run in (attn.processor, own))
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())
 
 

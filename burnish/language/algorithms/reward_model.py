@@ -69,7 +69,7 @@ class RewardTraining(RowsOfResponses):
 
 
 @options
-class AboutPictures(RewardTraining):
+class AboutImages(RewardTraining):
     """Base of what may learn to judge images in place of responses."""
 
     question: Annotated[str, Field(min_length=1)] | None = None
@@ -78,7 +78,7 @@ class AboutPictures(RewardTraining):
 
 
 @register("language algorithm", "bradley_terry")
-class BradleyTerry(AboutPictures):
+class BradleyTerry(AboutImages):
     """Score the preferred response, or image, higher than the other one."""
 
     ties: Literal["rao_kupper", "davidson"] | None = None
@@ -174,7 +174,7 @@ class Regression(RewardTraining):
 
 
 @register("language algorithm", "score_regression")
-class ScoreRegression(AboutPictures, Regression):
+class ScoreRegression(AboutImages, Regression):
     """Predict the scores that people gave to single responses, or images."""
 
     def needs(self) -> LanguageNeeds:

@@ -226,8 +226,8 @@ def any_responses(model: LanguageModel) -> Completion:
     long = " ".join(str(number) for number in range(LONGEST))[: 4 * min(window_of(model.config), LONGEST)]
     tried = [("Hello", NOTHING), (f"Count: {long}", NOTHING)]
     if "image" in model.readable:
-        pictures = samples("image")
-        tried += [("What do you see?", Shown(images=pictures[:1])), ("Compare", Shown(images=pictures[1:]))]
+        images = samples("image")
+        tried += [("What do you see?", Shown(images=images[:1])), ("Compare", Shown(images=images[1:]))]
     if "video" in model.readable:
         tried.append(("What happens?", Shown(videos=samples("video")[:1])))
     if "audio" in model.readable:

@@ -213,10 +213,10 @@ def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
 
 def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
     """Whether a processor returns less of an image and a video in one prompt than of both apart (SmolVLM)."""
-    picture, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
-    apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", picture), ("video", video))]
+    image, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
+    apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", image), ("video", video))]
     try:
-        both = media_of(process([ask(["image", "video"])], [Shown(picture.images, video.videos)]))
+        both = media_of(process([ask(["image", "video"])], [Shown(image.images, video.videos)]))
     except Exception:  # so it says itself
         return False
     return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())

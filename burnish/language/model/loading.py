@@ -269,7 +269,8 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
     layers = model.layers(network)
     kept = set(layers[block_count(blocks, len(layers)) :])
     again = {"use_reentrant": False, "context_fn": AsInForward(network)}
-    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
+    # the older name warns where there is a newer one
+    getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)(again)
     for layer in network.modules():
         if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
             layer.training = True

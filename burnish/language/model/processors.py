@@ -14,7 +14,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 
-COMBINED, PICTURES, VIDEOS = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
+COMBINED, IMAGES, VIDEOS = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
 # classes that transformers doesn't show without torchvision, and whose modules their stand-ins don't name
 BASES = {
     "VideoProcessorMixin": "transformers.video_processing_utils",
@@ -38,7 +38,7 @@ def load_processor(path: Path) -> Any | None:
     Raises:
         UserError: it can't be loaded, or needs what is not installed; the message names the class.
     """
-    if not any((path / name).is_file() for name in (COMBINED, PICTURES, VIDEOS)):
+    if not any((path / name).is_file() for name in (COMBINED, IMAGES, VIDEOS)):
         return None
     named = _class_name(path)
     with understood(f"{path} has the processor {named}, which can't be loaded"), quietly("transformers"):
@@ -55,13 +55,13 @@ def _class_name(path: Path) -> str:
     """The class of a processor, as one of its files names it, or as transformers has it for the type of the model."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    for name in (COMBINED, PICTURES, VIDEOS, "tokenizer_config.json"):  # the first that names one wins
+    for name in (COMBINED, IMAGES, VIDEOS, "tokenizer_config.json"):  # the first that names one wins
         if (path / name).is_file() and (found := read_object(path / name).get("processor_class")):
             return str(found)
     kind = read_object(path / "config.json").get("model_type")
     if kind not in PROCESSOR_MAPPING_NAMES:
         raise UserError(
-            f"{path} has a {PICTURES}, but none of its files names a processor_class, and transformers knows none for "
+            f"{path} has a {IMAGES}, but none of its files names a processor_class, and transformers knows none for "
             f"model_type {kind}; fetch the model again"
         )
     return str(PROCESSOR_MAPPING_NAMES[kind])
@@ -94,9 +94,9 @@ def _resolved(original: Any, named: str) -> Any:
 
 def _part_classes(path: Path, processor: Any) -> Iterator[tuple[str, str]]:
     """The classes of those parts that transformers itself would not load."""
-    pictures = _part_type(path, "image_processor")
+    images = _part_type(path, "image_processor")
     for part in set(processor.get_attributes()) & set(PARTS):
-        named = _part_type(path, part) or pictures.replace("ImageProcessor", "VideoProcessor")
+        named = _part_type(path, part) or images.replace("ImageProcessor", "VideoProcessor")
         if part == "video_processor" or not _known(f"{named}Pil"):
             if not (named.endswith(PARTS[part]) and _known(named)):
                 raise UserError(
@@ -111,7 +111,7 @@ def _part_type(path: Path, part: str) -> str:
     key = f"{part}_type"
     combined = read_object(path / COMBINED).get(part) if (path / COMBINED).is_file() else None
     named = combined.get(key) if isinstance(combined, dict) else None
-    own = path / (VIDEOS if part == "video_processor" else PICTURES)
+    own = path / (VIDEOS if part == "video_processor" else IMAGES)
     if not named and own.is_file():
         named = read_object(own).get(key)
     return str(named or "").removesuffix("Fast").removesuffix("Pil")
@@ -148,7 +148,7 @@ def in_words(number: int) -> str:
     return TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
 
 
-def picture_tokens(processor: Any, width: int, height: int) -> int | None:
+def image_tokens(processor: Any, width: int, height: int) -> int | None:
     """Tokens of an image by its size, by the processor's own arithmetic; None if it has none.
 
     Raises:

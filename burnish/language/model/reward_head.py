@@ -38,7 +38,7 @@ class HeadFile:
     max_pixels: int | None = None
 
 
-def about_picture(question: str, prompt: str, images: tuple[Media, ...]) -> Prompt:
+def about_image(question: str, prompt: str, images: tuple[Media, ...]) -> Prompt:
     """What a reward model is asked about an image, the last of ``images``: what it was drawn from comes before."""
     return about_media(question.replace("{prompt}", prompt), images)
 

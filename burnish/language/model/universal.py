@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
 from burnish.language.model.chat import ChatTokenizer, joined
-from burnish.language.model.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, image_tokens, load_processor
 from burnish.language.model.reward_head import HEAD
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.models.loading import quietly
@@ -85,7 +85,7 @@ class LanguageModel:
         self.forwards = Forwards(network, self._learn_media(), pad=pad, compute=compute)
         # the processor loses images beside videos
         self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
-        self._counts = self._counts_pictures()
+        self._counts = self._counts_images()
         decoder = self.text(network)
         # weights that each token is multiplied with, and multiplications per pair of tokens
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
@@ -285,7 +285,7 @@ class LanguageModel:
             if kind in self.unread:
                 raise UserError(
                     f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
-                    f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
+                    f"configured by {COMBINED} or {IMAGES}, don't go together: {self.unread[kind]}; fetch both again "
                     "from one place"
                 )
         if shown.images and shown.videos and self._one_kind:
@@ -313,8 +313,8 @@ class LanguageModel:
         given: Inputs = {}
         if any(own.images for own in shown):
             # in a list per prompt: some treat an image that is alone in its prompt otherwise than several
-            pictures = [[image.convert("RGB") for image in own.images] for own in shown]
-            given["images"] = pictures if self._nested else [image for own in pictures for image in own]
+            images = [[image.convert("RGB") for image in own.images] for own in shown]
+            given["images"] = images if self._nested else [image for own in images for image in own]
         if videos := [video for own in shown for video in own.videos]:
             given["videos"] = [video.frames for video in videos]
             given["video_metadata"] = [
@@ -357,7 +357,7 @@ class LanguageModel:
         parts = [*({"type": kind} for kind in kinds), {"type": "text", "text": "What is it?"}]
         return self.chat.render([{"role": "user", "content": parts}])[0]
 
-    def _counts_pictures(self) -> bool:
+    def _counts_images(self) -> bool:
         """Whether the processor tells the tokens of an image from its size, as seen of a few."""
         from burnish.language.model.forwards import samples
 
@@ -365,18 +365,18 @@ class LanguageModel:
             return False
         text = self._asked(["image"])
         around = len(self.chat.ids(text, CUT)) - 1
-        for picture in samples("image"):
-            found = self._processed([text], [Shown(images=[picture])])["input_ids"]
+        for image in samples("image"):
+            found = self._processed([text], [Shown(images=[image])])["input_ids"]
             try:
-                if found.shape[1] - around != picture_tokens(self.processor, *picture.size):
+                if found.shape[1] - around != image_tokens(self.processor, *image.size):
                     return False
             except Exception:  # which a processor may raise of anything
                 return False
         return True
 
-    def picture_tokens(self, width: int, height: int) -> int | None:
+    def image_tokens(self, width: int, height: int) -> int | None:
         """Tokens of an image by its size alone, by the processor's own arithmetic; None if only pixels tell."""
-        return picture_tokens(self.processor, width, height) if self._counts else None
+        return image_tokens(self.processor, width, height) if self._counts else None
 
     # The network
 

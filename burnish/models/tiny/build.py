@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.loading import quietly
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
-from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_pictures
+from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,7 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     """Of a vision-language model of Qwen: images and text."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tokenizer = of_pictures()
+    tokenizer = of_images()
     size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
     pixels = Qwen2VLImageProcessorPil(**{
         "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": size, **config,

@@ -179,8 +179,8 @@ def generic() -> Any:
     return made
 
 
-def of_pictures() -> Any:
-    """Qwen's, with the tokens of pictures."""
+def of_images() -> Any:
+    """Qwen's, with the tokens of images."""
     return talking(qwen(), SPECIAL)
 
 
@@ -188,7 +188,7 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
     "CLIPTokenizer": clip,
     "BertTokenizer": bert,
     "T5Tokenizer": t5,
-    "Qwen2Tokenizer": of_pictures,
+    "Qwen2Tokenizer": of_images,
     "GemmaTokenizer": lambda: talking(gemma(padding_side="right"), TURNS),
     "LlamaTokenizer": lambda: talking(llama(pad="</s>"), LLAMA),
     "PreTrainedTokenizerFast": generic, "TokenizersBackend": generic,

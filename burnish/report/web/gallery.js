@@ -84,7 +84,7 @@ function samples(place, one, walk, context, heading) {
   const mean = shown.filter((sample) => sample.reward !== null);
   const label = (sample) => `${(walk.prompt || "").slice(0, 200)}, ${heading}, sample ${sample.sample + 1}`;
   fill(place, element("h4", {}, heading, mean.length ? ` · mean reward ${number(mean.reduce((sum, sample) => sum + sample.reward, 0) / mean.length)}` : ""),
-    element(walk.written ? "div.responses" : "div.pictures", {},
+    element(walk.written ? "div.responses" : "div.images", {},
       shown.map((sample) => board.sample(context.id, sample, label(sample), { tokens: context.state.tokens }))));
 }
 

@@ -95,9 +95,9 @@ async function showRun(place, id, query) {
     if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (context.keys[event.key]) { event.preventDefault(); context.keys[event.key](); }
   });
-  requestAnimationFrame(() => { bar.scrollLeft = Math.max(0, bar.querySelector("[aria-selected=true]").offsetLeft - bar.offsetLeft - 24); });
   const opened = open(tab);
   if (tab === "overview") opened.catch(() => {}); else await opened;
+  requestAnimationFrame(() => { bar.scrollLeft = Math.max(0, bar.querySelector("[aria-selected=true]").offsetLeft - bar.offsetLeft - 24); });
   return async () => {
     const now = await board.get("run", { run: id, stamp: data.stamp });
     const moved = now.stamp !== data.stamp;

@@ -70,7 +70,7 @@ board.views.runs = async function (place, state) {
   let [found, options] = await Promise.all([board.get("runs"), optionsOfRuns()]);
   const chosen = state.chosen || (state.chosen = new Set());
   for (const id of [...chosen]) if (!found.runs.some((one) => one.id === id)) chosen.delete(id);
-  const pictures = new Map(); // kept when the table is drawn again, so that none flickers
+  const images = new Map(); // kept when the table is drawn again, so that none flickers
   const button = element("button.primary", { type: "button", onclick: () => { location.hash = compareHash([...chosen]); } });
   const count = () => {
     button.textContent = chosen.size > 1 ? `compare ${chosen.size} runs` : "choose runs to compare";
@@ -96,7 +96,7 @@ board.views.runs = async function (place, state) {
     count();
     said.textContent = shown.length < found.runs.length ? `${shown.length} of ${plural(found.runs.length, "run")}` : plural(shown.length, "run");
     if (state.view === "sweep") fill(body, sweep(shown, options, state, draw));
-    else fill(body, runTable(shown, options, state, { chosen, choose, count, pictures, sort }));
+    else fill(body, runTable(shown, options, state, { chosen, choose, count, images, sort }));
     if (!found.runs.length) fill(body, element("p", {}, "There are no runs in this folder yet. One that is started appears here by itself."));
     if (focus) [...body.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focus)?.focus();
   };
@@ -170,7 +170,7 @@ function runLine(one, about) {
   const words = one.error ? "its configuration can't be read" : [one.algorithm, one.model, one.lr ? `lr ${one.lr}` : "", one.seed === null || one.seed === undefined ? "" : `seed ${one.seed}`].filter(Boolean).join(" · ");
   return element("div.run", { role: "row" },
     element("span", { role: "cell" }, box),
-    element("span.newest", { role: "cell" }, newest(one, href, about.pictures)),
+    element("span.newest", { role: "cell" }, newest(one, href, about.images)),
     element("span.what", { role: "cell" }, element("a", { href, "data-key": `run ${one.id}` }, one.name),
       element(`span.state.${one.state}`, {}, STATES[one.state]), element("small", {}, words), one.notes && element("small.notes", {}, one.notes)),
     element("span.progress", { role: "cell", "data-label": "updates" }, `${one.updates} of ${one.steps}`,
@@ -183,13 +183,13 @@ function runLine(one, about) {
 }
 
 // the first sample of the newest validation
-function newest(one, href, pictures) {
+function newest(one, href, images) {
   const found = one.thumbnail;
   if (!found) return null;
   const label = `${found.prompt}, ${title(found.update)}`;
   const key = `${one.id} ${found.file}`;
-  if (found.file && !pictures.has(key)) pictures.set(key, still(one.id, found.file, label));
-  return element("a", { href, title: label, tabindex: -1, "aria-hidden": true }, found.file && pictures.get(key), found.text && element("small", {}, found.text));
+  if (found.file && !images.has(key)) images.set(key, still(one.id, found.file, label));
+  return element("a", { href, title: label, tabindex: -1, "aria-hidden": true }, found.file && images.get(key), found.text && element("small", {}, found.text));
 }
 
 function still(run, file, label) {

@@ -362,8 +362,8 @@ class GenevalMask2Former(LearnedReward):
         for some in batches(found, self.batch_size):
             crops = [cut_out(image, one) for one in some]
             with torch.no_grad():
-                pictures = clip.images(clip.preprocessing.pictures(crops).to(self.device))
-            chosen += [COLOURS[i] for i in (pictures @ classes.T).argmax(1).tolist()]
+                images = clip.images(clip.preprocessing.images(crops).to(self.device))
+            chosen += [COLOURS[i] for i in (images @ classes.T).argmax(1).tolist()]
         return chosen
 
 

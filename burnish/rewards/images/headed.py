@@ -52,22 +52,22 @@ class HPSv3(HeadedReward):
         (template,) = self.questions()
 
         def question(reader: QuestionReader, row: int) -> Question:
-            return reader.question(template, prompts[row].text, [reader.geometry.picture(images[row])])
+            return reader.question(template, prompts[row].text, [reader.geometry.image(images[row])])
 
         values = self.read(len(images), question)
         return [score_with(float(row[0, 0]), uncertainty=float(row[0, 1])) for row in values]
 
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def differentiable(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
 
         (template,) = self.questions()
         loaded = self.load()
         reader, values = loaded.reader, []
-        for rows in batches(range(len(pictures)), self.batch_size):
-            shown = [reader.geometry.tensor(pictures[row].to(self.device)) for row in rows]
+        for rows in batches(range(len(images)), self.batch_size):
+            shown = [reader.geometry.tensor(images[row].to(self.device)) for row in rows]
             questions = [reader.question(template, prompts[row].text, [p]) for row, p in zip(rows, shown, strict=True)]
             values.append(loaded.outputs(questions)[:, 0, 0])
-        return torch.cat(values).to(pictures.device)
+        return torch.cat(values).to(images.device)
 
 
 @register("flow reward", "editreward")
@@ -100,7 +100,7 @@ class EditReward(HeadedReward):
 
             def question(reader: QuestionReader, row: int, template: str = template) -> Question:
                 sources = [np.asarray(media.image()) for media in prompts[row].images]
-                shown = [reader.geometry.picture(image) for image in (*sources, images[row])]
+                shown = [reader.geometry.image(image) for image in (*sources, images[row])]
                 return reader.question(template, prompts[row].text, shown)
 
             by_head.append([values[0].tolist() for values in self.read(len(images), question, head)])

@@ -92,14 +92,14 @@ class PixelReward(LearnedReward):
         model = self.load()
 
         def values(rows: Sequence[int]) -> list[float]:
-            pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
+            pixels = model.preprocessing.images([images[i] for i in rows]).to(self.device)
             return self.values(model, pixels, [prompts[i] for i in rows]).tolist()
 
         return [Score(value) for value in self.in_batches(model.network, range(len(images)), values)]
 
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def differentiable(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         model = self.load()
-        return self.values(model, model.preprocessing(pictures.to(self.device)), prompts).to(pictures.device)
+        return self.values(model, model.preprocessing(images.to(self.device)), prompts).to(images.device)
 
 
 @options

@@ -208,20 +208,20 @@ class OcrCtc(Reward):
                 scores[i] = Score(value if before is None else max(before, value))
         return scores
 
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def differentiable(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
 
         from burnish.rewards.networks.recognition import log_likelihood as log_likelihood_with_gradients
 
         answers = [self._codes(prompt) for prompt in prompts]
-        height, width = pictures.shape[-2:]
+        height, width = images.shape[-2:]
         counts = [bands(height, width, len(answer)) for answer in answers]
-        found = [pictures.new_zeros(())] * len(prompts)
+        found = [images.new_zeros(())] * len(prompts)
         for count in dict.fromkeys(counts):
             rows = [i for i, own in enumerate(counts) if own == count]
             each = [
                 log_likelihood_with_gradients(band, [answers[i] for i in rows], _graph(), HEIGHT)
-                for band in cut(pictures[rows], count, -2)
+                for band in cut(images[rows], count, -2)
             ]
             for i, value in zip(rows, torch.stack(each).max(0).values, strict=True):
                 found[i] = value
@@ -268,12 +268,12 @@ def bands(height: int, width: int, characters: int) -> int:
     )
 
 
-def cut(picture: Any, count: int, axis: int = 0) -> list[Any]:
+def cut(image: Any, count: int, axis: int = 0) -> list[Any]:
     """Overlapping bands of an image, or of several, from top to bottom: 2 count - 1 of 1 / count of its height."""
-    height = picture.shape[axis]
+    height = image.shape[axis]
     band, last = height // count, 2 * count - 2
     starts = [round(i * (height - band) / last) for i in range(last + 1)] if last else [0]
-    return [picture[start : start + band] if axis == 0 else picture[..., start : start + band, :] for start in starts]
+    return [image[start : start + band] if axis == 0 else image[..., start : start + band, :] for start in starts]
 
 
 def log_likelihood(logprob: np.ndarray, answer: Sequence[int]) -> float:

@@ -143,9 +143,9 @@ class ImageVariety(Embedding, LearnedReward):
 
         scores = [Score(None, applicable=False)] * len(images)  # a sample without others has nothing to differ from
         groups = [rows for rows in inputs.groups(prompts) if len(rows) > 1]
-        parts = {row: _pictures(images[row]) for rows in groups for row in rows}
-        embedded = iter(self._embedded([picture for pictures in parts.values() for picture in pictures]))
-        whole = {row: torch.stack([next(embedded) for _ in pictures]) for row, pictures in parts.items()}
+        parts = {row: _images(images[row]) for rows in groups for row in rows}
+        embedded = iter(self._embedded([image for part in parts.values() for image in part]))
+        whole = {row: torch.stack([next(embedded) for _ in part]) for row, part in parts.items()}
         for rows in groups:
             each = torch.stack([whole[row] for row in rows]).flatten(1)  # [N, frames * D]
             cosine = each @ each.T / len(whole[rows[0]])
@@ -155,17 +155,17 @@ class ImageVariety(Embedding, LearnedReward):
                 scores[row] = Score(values[0], numbers={"nearest": values[1]})
         return scores
 
-    def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
+    def _embedded(self, images: Sequence[np.ndarray]) -> list[Tensor]:
         """Embeddings of length 1, on the CPU."""
         model = self.load()
 
         def embeddings(batch: Sequence[np.ndarray]) -> Sequence[Tensor]:
-            return model.images(model.preprocessing.pictures(batch).to(self.device)).cpu().unbind(0)
+            return model.images(model.preprocessing.images(batch).to(self.device)).cpu().unbind(0)
 
-        return self.in_batches(model.network, pictures, embeddings)
+        return self.in_batches(model.network, images, embeddings)
 
 
-def _pictures(sample: np.ndarray | Clip) -> list[np.ndarray]:
+def _images(sample: np.ndarray | Clip) -> list[np.ndarray]:
     """What is embedded of a sample."""
     if not isinstance(sample, Clip):
         return [sample]

@@ -39,7 +39,7 @@ BITS = 9  # of a colour of LEVELS levels in red, green and blue
 
 
 @options
-class PictureStatistic(Reward):
+class ImageStatistic(Reward):
     """Base of statistics of single images."""
 
     higher_is_better: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class PictureStatistic(Reward):
 
 
 @register("flow reward", "jpeg_compressibility")
-class JpegCompressibility(PictureStatistic):
+class JpegCompressibility(ImageStatistic):
     """Minus the size as JPEG of quality 95, in units of 500 kB: higher for images with less detail."""
 
     def of(self, image: np.ndarray) -> float:
@@ -61,7 +61,7 @@ class JpegCompressibility(PictureStatistic):
 
 
 @register("flow reward", "jpeg_incompressibility")
-class JpegIncompressibility(PictureStatistic):
+class JpegIncompressibility(ImageStatistic):
     """The size as JPEG of quality 95, in units of 500 kB: higher for images with more detail."""
 
     def of(self, image: np.ndarray) -> float:
@@ -69,19 +69,19 @@ class JpegIncompressibility(PictureStatistic):
 
 
 @register("flow reward", "border_darkness")
-class BorderDarkness(PictureStatistic):
+class BorderDarkness(ImageStatistic):
     """Mean of 1 - luminance over the border of one pixel, from 0 (white) to 1 (black). For weight 0."""
 
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def differentiable(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
 
         from burnish.types.batch import to_device
 
         ring, luma = (
-            to_device(torch.tensor(value, dtype=pictures.dtype), pictures.device)
-            for value in (self._ring(*pictures.shape[-2:]), LUMA)
+            to_device(torch.tensor(value, dtype=images.dtype), images.device)
+            for value in (self._ring(*images.shape[-2:]), LUMA)
         )
-        luminance = (pictures * luma.view(1, 3, 1, 1)).sum(1)
+        luminance = (images * luma.view(1, 3, 1, 1)).sum(1)
         return 1 - (luminance * ring).sum((1, 2)) / ring.sum()
 
     def of(self, image: np.ndarray) -> float:
@@ -100,7 +100,7 @@ class BorderDarkness(PictureStatistic):
 
 
 @register("flow reward", "dark_share")
-class DarkShare(PictureStatistic):
+class DarkShare(ImageStatistic):
     """Share of the pixels whose luminance (0.299 R + 0.587 G + 0.114 B, white is 1) is below 0.1."""
 
     def of(self, image: np.ndarray) -> float:
@@ -108,7 +108,7 @@ class DarkShare(PictureStatistic):
 
 
 @register("flow reward", "brightness")
-class Brightness(PictureStatistic):
+class Brightness(ImageStatistic):
     """Mean luminance: 0 for black, 1 for white."""
 
     def of(self, image: np.ndarray) -> float:
@@ -116,7 +116,7 @@ class Brightness(PictureStatistic):
 
 
 @register("flow reward", "high_frequency")
-class HighFrequency(PictureStatistic):
+class HighFrequency(ImageStatistic):
     """Share of an image's contrast that is lost at half its size: 1 - var(means of 2 x 2 pixels) / var(pixels) of
     luminance. 0 for one colour or smooth images, 1 for a chessboard of single pixels; noise has three quarters."""
 
@@ -132,7 +132,7 @@ class HighFrequency(PictureStatistic):
 
 
 @register("flow reward", "file_size")
-class FileSize(PictureStatistic):
+class FileSize(ImageStatistic):
     """Bits per pixel of an image as JPEG of quality 95: how much is in it, whatever that is."""
 
     def of(self, image: np.ndarray) -> float:
@@ -140,7 +140,7 @@ class FileSize(PictureStatistic):
 
 
 @register("flow reward", "edge_density")
-class EdgeDensity(PictureStatistic):
+class EdgeDensity(ImageStatistic):
     """Share of the pairs of neighbouring pixels, beside and below each other, whose luminance differs by more than
     0.1: 0 for one colour, 1 for a chessboard."""
 
@@ -154,7 +154,7 @@ class EdgeDensity(PictureStatistic):
 
 
 @register("flow reward", "colour_entropy")
-class ColourEntropy(PictureStatistic):
+class ColourEntropy(ImageStatistic):
     """-sum p log2 p / 9 over the shares p of 512 colours, 8 levels of red, green and blue each: 0 for one colour, 1
     where all are equally frequent."""
 
@@ -169,7 +169,7 @@ class ColourEntropy(PictureStatistic):
 
 
 @register("flow reward", "saturation")
-class Saturation(PictureStatistic):
+class Saturation(ImageStatistic):
     """Mean over the pixels of (max - min) / max of red, green and blue, 0 for black: 0 for grey, 1 for pure colours."""
 
     def of(self, image: np.ndarray) -> float:

@@ -58,7 +58,7 @@ class Reply:
     fault: str = ""  # set where asking failed, as of a server that can't be reached
 
 
-# whoever answers: a reply per question, in order, given text and pictures of each, and whether it writes or which
+# whoever answers: a reply per question, in order, given text and images of each, and whether it writes or which
 # probabilities are read; what can't be answered has a problem, and nothing raises for it
 Ask = Callable[[Sequence[Prompt], Sequence[Question]], list[Reply]]
 
@@ -167,7 +167,7 @@ def spellings(question: str, answer: str) -> tuple[str, ...]:
 
 @cache
 def named(name: str, subject: str) -> Form:
-    """A form of a name that needs no options; ``subject`` is picture or response."""
+    """A form of a name that needs no options; ``subject`` is image or response."""
     yes_no, normal = f"{subject}_yes_no", partial(Form, normalise=True, least=LEAST)
     scores, order = ({str(score): (str(score), f" {score}") for score in range(1, n)} for n in (6, 3))
     made: dict[str, Form] = {
@@ -302,14 +302,14 @@ def unified_reward_2(text: str) -> Score | None:
 
 
 def unified_reward_think(text: str) -> Score | None:
-    """``<answer>Image 1 is better</answer>``: 1 if the first of two pictures wins, 0 if the second does."""
+    """``<answer>Image 1 is better</answer>``: 1 if the first of two images wins, 0 if the second does."""
     closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
     answer = next((inside for _, opened, inside in closed if opened), "")
     return _winner(_BETTER.search(answer))
 
 
 def unified_reward_flex(text: str) -> Score | None:
-    """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first picture wins, 0 otherwise."""
+    """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first image wins, 0 otherwise."""
     names = [str(value.get("winner")) for value in _objects(text)]
     winners = [score for name in names if (score := _winner(_WINNER.fullmatch(name)))]
     return winners[-1] if winners else None

@@ -62,7 +62,7 @@ ResponseForm = Annotated[
 class FormOptions:
     """What a judge is asked, and how its reply is read."""
 
-    subject: ClassVar[Literal["picture", "response"]]
+    subject: ClassVar[Literal["image", "response"]]
     name: ClassVar[str]
     form: str  # the classes that are registered list what they know
 
@@ -250,7 +250,7 @@ def written(model: LanguageModel, encoded: Gathered[Encoded], limit: int, batch_
 
 CHAT = "/chat/completions"
 LISTED = 20  # likeliest tokens that servers of this protocol list at most
-PICTURES = 32  # encoded ones that are kept: those that samples of a group begin from are sent with each of them
+IMAGES = 32  # encoded ones that are kept: those that samples of a group begin from are sent with each of them
 HIDDEN = 0.05  # probability that a spelling which is not listed may have at most; more makes the reward missing
 PATIENCE = 30.0  # seconds for another process to finish its write
 KEPT = 4096  # replies in memory
@@ -369,13 +369,13 @@ class EndpointOptions(ServerOptions):
 
 def content(prompt: Prompt) -> list[dict[str, Any]]:
     """The parts of a question, images as PNG."""
-    pictures = [
+    images = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(media)}"}} for media in prompt.images
     ]
-    return [*pictures, {"type": "text", "text": prompt.text}]
+    return [*images, {"type": "text", "text": prompt.text}]
 
 
-@lru_cache(PICTURES)
+@lru_cache(IMAGES)
 def _png(media: Media) -> str:
     buffer = io.BytesIO()
     media.image().save(buffer, format="PNG")
@@ -434,10 +434,10 @@ def may_be(spelling: str, tokens: Mapping[str, float]) -> float:
 
 
 @options
-class PictureJudge(FormOptions, Reward):
+class ImageJudge(FormOptions, Reward):
     """Shows an image, or frames of a clip, to a judge."""
 
-    subject: ClassVar[Literal["picture", "response"]] = "picture"
+    subject: ClassVar[Literal["image", "response"]] = "image"
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip")
 
     form: Literal[
@@ -464,7 +464,7 @@ class PictureJudge(FormOptions, Reward):
 
 
 @register("flow reward", "judge")
-class Judge(DecoderOptions, PictureJudge):
+class Judge(DecoderOptions, ImageJudge):
     """What a vision-language model answers when it is asked about the image."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -477,7 +477,7 @@ class Judge(DecoderOptions, PictureJudge):
 
 
 @register("flow reward", "judge_endpoint")
-class JudgeEndpoint(EndpointOptions, PictureJudge):
+class JudgeEndpoint(EndpointOptions, ImageJudge):
     """What a vision-language model behind an OpenAI-compatible address answers when it is asked about the image."""
 
 
@@ -485,7 +485,7 @@ class JudgeEndpoint(EndpointOptions, PictureJudge):
 class ResponseJudge(FormOptions, LanguageReward):
     """Shows a response to a judge."""
 
-    subject: ClassVar[Literal["picture", "response"]] = "response"
+    subject: ClassVar[Literal["image", "response"]] = "response"
 
     def _subject(self, sample: Response, prompt: Prompt) -> Subject:
         text = prompt.turns[0].text

@@ -70,16 +70,16 @@ class Embedder:
         """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""
         return of_length_one(self.network(pixel_values=pixels.to(self.network.dtype)).last_hidden_state[:, 0])
 
-    def embedded(self, picture: Media) -> Tensor:
+    def embedded(self, image: Media) -> Tensor:
         """The embedding of an image that others are compared with, made once: [D]."""
-        return self.kept.get(picture.digest, lambda: self._embed(picture)).to(self.network.device)
+        return self.kept.get(image.digest, lambda: self._embed(image)).to(self.network.device)
 
-    def _embed(self, picture: Media) -> Tensor:
+    def _embed(self, image: Media) -> Tensor:
         import numpy as np
         import torch
 
         with torch.no_grad():
-            pixels = self.preprocessing.pictures([np.asarray(picture.image())])
+            pixels = self.preprocessing.images([np.asarray(image.image())])
             return self.images(pixels.to(self.network.device))[0].cpu()
 
 

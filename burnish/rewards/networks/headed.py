@@ -194,7 +194,7 @@ class Geometry:
 
         return smart_resize(height, width, self.patch * self.merge, least, most)  # type: ignore[no-any-return]
 
-    def picture(self, image: np.ndarray) -> Patches:
+    def image(self, image: np.ndarray) -> Patches:
         """An image uint8 [H, W, 3], resized by Pillow."""
         import numpy as np
         import torch
@@ -204,9 +204,9 @@ class Geometry:
         resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
         return self.cut(torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None] * LEVEL)
 
-    def tensor(self, picture: Tensor) -> Patches:
+    def tensor(self, image: Tensor) -> Patches:
         """The same of an image [3, H, W] in [0, 1], with gradients; Pillow rounds between its two passes."""
-        return self.cut(self._resized(picture.float()[None], FRAME, FRAME).clamp(0, 1))
+        return self.cut(self._resized(image.float()[None], FRAME, FRAME).clamp(0, 1))
 
     def clip(self, frames: np.ndarray, least: int, most: int) -> Patches:
         """Frames uint8 [F, H, W, 3], resized as torchvision resizes tensors: on floats, and rounded."""

@@ -54,7 +54,7 @@ class Preprocessing:
         False  # the crop begins at the nearest pixel, half to even, as torchvision's; else at the one before
     )
 
-    def pictures(self, images: Sequence[np.ndarray]) -> Tensor:
+    def images(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images uint8 [H, W, 3], whose sizes may differ: [B, 3, size, size], normalised."""
         import numpy as np
         import torch
@@ -64,13 +64,13 @@ class Preprocessing:
         pixels = np.stack([self._by_pillow(image) for image in images])
         return self._normalised(torch.from_numpy(pixels).permute(0, 3, 1, 2) * LEVEL)
 
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Tensor:
         """The same of RGB in [0, 1], [B, 3, H, W], with gradients."""
         import torch.nn.functional as F
 
-        wanted = self._resized(*pictures.shape[-2:])
-        x = pictures.float()
-        if wanted != tuple(pictures.shape[-2:]):
+        wanted = self._resized(*images.shape[-2:])
+        x = images.float()
+        if wanted != tuple(images.shape[-2:]):
             x = F.interpolate(x, wanted, mode=self.filter, antialias=True, align_corners=False)
         if self.fit == "pad":
             high, wide = self.size - wanted[0], self.size - wanted[1]

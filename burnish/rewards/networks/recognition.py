@@ -133,14 +133,14 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
-def lines(pictures: Tensor, height: int) -> Tensor:
+def lines(images: Tensor, height: int) -> Tensor:
     """Images [B, 3, H, W] RGB in [0, 1] as inputs of a recogniser: ``height`` pixels high, BGR in [-1, 1]."""
-    width = max(round(pictures.shape[-1] * height / pictures.shape[-2]), 1)
-    scaled = F.interpolate(pictures, (height, width), mode="bilinear", align_corners=False, antialias=True)
+    width = max(round(images.shape[-1] * height / images.shape[-2]), 1)
+    scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False, antialias=True)
     return scaled.flip(1) * 2 - 1
 
 
-def log_likelihood(pictures: Tensor, answers: Sequence[Sequence[int]], graph: Graph, height: int) -> Tensor:
+def log_likelihood(images: Tensor, answers: Sequence[Sequence[int]], graph: Graph, height: int) -> Tensor:
     """Log-probability that each image is read as its answer, per character (Graves et al. 2006, eq. 8).
 
     Args:
@@ -152,7 +152,7 @@ def log_likelihood(pictures: Tensor, answers: Sequence[Sequence[int]], graph: Gr
     Returns:
         [B]; -inf where an answer has more characters than the image has columns.
     """
-    logits = graph(lines(pictures.float(), height))
+    logits = graph(lines(images.float(), height))
     count, columns, _ = logits.shape
     lengths = torch.tensor([len(answer) for answer in answers])
     loss = F.ctc_loss(

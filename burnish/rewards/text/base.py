@@ -29,11 +29,11 @@ class Dialogue:
     said: tuple[tuple[str, str], ...]  # speaker (POLICY or a role) and text, in order
     rewards: tuple[float | None, ...]  # the environment's, one for each response of the policy
     error: str = ""  # of the environment, which makes every reward missing
-    pictures: tuple[Any, ...] = field(default=(), compare=False, repr=False)  # PIL, in the order of their positions
+    images: tuple[Any, ...] = field(default=(), compare=False, repr=False)  # PIL, in the order of their positions
 
     def __getstate__(self) -> dict[str, Any]:
         """Without images: scoring processes get text only."""
-        return vars(self) | {"pictures": ()}
+        return vars(self) | {"images": ()}
 
     @property
     def responses(self) -> list[str]:

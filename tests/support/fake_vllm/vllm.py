@@ -96,7 +96,7 @@ class InputProcessingContext:
 
 
 class Processor:
-    """As a processor of vLLM for a model that sees pictures."""
+    """As a processor of vLLM for a model that sees images."""
 
     def __init__(self, path: str) -> None:
         from burnish.language.model.processors import load_processor

@@ -22,42 +22,42 @@ from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 
-Holds = Literal["pictures", "pairs", "scored"]
+Holds = Literal["images", "pairs", "scored"]
 
 # keys of a record's images, by what the file holds
 KEYS: dict[Holds, tuple[tuple[str, ...], ...]] = {
-    "pictures": (("image", "picture", "file_name", "chosen"),),
+    "images": (("image", "picture", "file_name", "chosen"),),
     "pairs": (("chosen",), ("rejected",)),
     "scored": (("image", "picture", "file_name"),),
 }
 MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi")
 # usual keys of the images that a prompt begins from
-BEGINNING: dict[Holds, tuple[str, ...]] = {"pictures": ("images",), "pairs": IMAGES, "scored": ("images",)}
+BEGINNING: dict[Holds, tuple[str, ...]] = {"images": ("images",), "pairs": IMAGES, "scored": ("images",)}
 
 
 @dataclass(frozen=True)
-class PictureRecord:
+class ImageRecord:
     """A prompt with its image, or with the chosen and the rejected one."""
 
     prompt: Prompt
-    pictures: tuple[Media, ...]
+    images: tuple[Media, ...]
     where: str  # file and line, for error messages
     scores: tuple[float, ...] = ()  # of an image with scores; NaN where one is missing
 
     @cached_property
     def uid(self) -> str:
-        content = self.prompt.uid + "".join(media.digest for media in self.pictures)
+        content = self.prompt.uid + "".join(media.digest for media in self.images)
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def read_pictures(
+def read_images(
     files: str | Sequence[str],
     holds: Holds,
     *,
     size: tuple[int | None, int | None] | None,
     keys: PromptOptions,
     scores: Mapping[str, float] | None = None,
-) -> list[PictureRecord]:
+) -> list[ImageRecord]:
     """Read records from files, or images with captions from a folder.
 
     A record has a prompt and, under the keys of ``KEYS``, its images. In a folder every image has its prompt in a
@@ -75,26 +75,26 @@ def read_pictures(
         UserError: with everything that is wrong, by file and record.
     """
 
-    def read(record: Record) -> list[PictureRecord]:
-        pictures = tuple(picture_at(record, usual) for usual in KEYS[holds])
-        if len(pictures) == 2 and pictures[0] == pictures[1]:
+    def read(record: Record) -> list[ImageRecord]:
+        images = tuple(image_at(record, usual) for usual in KEYS[holds])
+        if len(images) == 2 and images[0] == images[1]:
             raise ValueError("has the same image as chosen and as rejected")
         # ``image`` is the finished image of a single one; what a prompt begins from is ``images`` there
         prompt = prompt_of(record, keys, images=BEGINNING[holds])
-        return [PictureRecord(prompt, pictures, record.where, scores_in(record, scores or {}))]
+        return [ImageRecord(prompt, images, record.where, scores_in(record, scores or {}))]
 
     def records(path: Path) -> Iterator[Record]:
-        if is_captioned(path) and holds == "pictures":
+        if is_captioned(path) and holds == "images":
             return captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
         return read_records(path)
 
-    def check(found: list[PictureRecord]) -> Iterable[str]:
+    def check(found: list[ImageRecord]) -> Iterable[str]:
         return () if size is None else _wrong_sizes(found, size)
 
     return read_files(files, read, records, check, media_folder=keys.media_folder)
 
 
-def picture_at(record: Record, usual: tuple[str, ...]) -> Media:
+def image_at(record: Record, usual: tuple[str, ...]) -> Media:
     """The image, or the clip, under one of some keys.
 
     Raises:
@@ -114,9 +114,9 @@ def is_clip(value: Any) -> bool:
     return bool(held or several or (isinstance(path, str) and path.lower().endswith(MOVING)))
 
 
-def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
+def _wrong_sizes(records: list[ImageRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
     """Images of the wrong size; a side that is None must be that of most images. Clips are measured as encoded."""
-    every = [(record.where, media) for record in records for media in record.pictures if media.kind == "image"]
+    every = [(record.where, media) for record in records for media in record.images if media.kind == "image"]
     measured = [(where, media.size()[::-1]) for where, media in every]
     common = Counter(got for _, got in measured).most_common(1)[0][0] if measured else (0, 0)
     wanted = tuple(side or usual for side, usual in zip(size, common, strict=True))

@@ -1,6 +1,6 @@
 """Draw the images that supervised training on the quickstart imitates: train numbers, in the generator's fonts.
 
-python tools/tiny_pictures.py burnish/assets/quickstart/pictures.jsonl
+python tools/tiny_images.py burnish/assets/quickstart/pictures.jsonl
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def record(number: str, style: int) -> str:
     pixels = ((render(number, STYLES[style])[0] + 1) * 127.5).round().byte().numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
-    picture = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return json.dumps({"prompt": prompt_of(number), "image": picture})
+    image = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return json.dumps({"prompt": prompt_of(number), "image": image})
 
 
 def main() -> None:

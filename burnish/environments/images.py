@@ -1,6 +1,6 @@
-"""Tools that show a part of a picture, or draw on one: ``burnish.environments.pictures:zoom`` and its neighbours.
+"""Tools that show a part of an image, or draw on one: ``burnish.environments.images:zoom`` and its neighbours.
 
-A parameter ``images`` gets the pictures of the dialogue so far, in order, as PIL: no model writes it.
+A parameter ``images`` gets the images of the dialogue so far, in order, as PIL: no model writes it.
 """
 
 from __future__ import annotations
@@ -17,97 +17,97 @@ RELATIVE = 1000  # the right and the lower end, for models that give places in t
 
 
 def zoom(bbox_2d: list[float], image: int = 1, *, images: list[Image]) -> Image:
-    """Show a part of a picture, enlarged.
+    """Show a part of an image, enlarged.
 
     Args:
         bbox_2d: left, upper, right and lower end of the part in pixels
-        image: number of the picture, from 1
+        image: number of the image, from 1
     """
-    picture = _chosen(images, image)
-    return _zoomed(picture, _box(bbox_2d, picture))
+    shown = _chosen(images, image)
+    return _zoomed(shown, _box(bbox_2d, shown))
 
 
 def zoom_relative(bbox_2d: list[float], image: int = 1, *, images: list[Image]) -> Image:
-    """Show a part of a picture, enlarged.
+    """Show a part of an image, enlarged.
 
     Args:
         bbox_2d: left, upper, right and lower end of the part, from 0 to 1000
-        image: number of the picture, from 1
+        image: number of the image, from 1
     """
-    picture = _chosen(images, image)
-    scale = (picture.width / RELATIVE, picture.height / RELATIVE) * 2
-    return _zoomed(picture, _box([value * one for value, one in zip(bbox_2d, scale, strict=True)], picture))
+    shown = _chosen(images, image)
+    scale = (shown.width / RELATIVE, shown.height / RELATIVE) * 2
+    return _zoomed(shown, _box([value * one for value, one in zip(bbox_2d, scale, strict=True)], shown))
 
 
 def crop(bbox_2d: list[float], image: int = 1, *, images: list[Image]) -> Image:
-    """Show a part of a picture as it is.
+    """Show a part of an image as it is.
 
     Args:
         bbox_2d: left, upper, right and lower end of the part in pixels
-        image: number of the picture, from 1
+        image: number of the image, from 1
     """
-    picture = _chosen(images, image)
-    return picture.crop(_box(bbox_2d, picture))
+    shown = _chosen(images, image)
+    return shown.crop(_box(bbox_2d, shown))
 
 
 def draw_box(bbox_2d: list[float], image: int = 1, color: str = "red", *, images: list[Image]) -> Image:
-    """Draw a rectangle on a picture.
+    """Draw a rectangle on an image.
 
     Args:
         bbox_2d: left, upper, right and lower end of the rectangle in pixels
-        image: number of the picture, from 1
+        image: number of the image, from 1
         color: of the line
     """
     from PIL import ImageDraw
 
-    picture = _chosen(images, image).copy()
-    width = max(1, round(min(picture.size) / 100))
-    ImageDraw.Draw(picture).rectangle(_box(bbox_2d, picture), outline=color, width=width)
-    return picture
+    shown = _chosen(images, image).copy()
+    width = max(1, round(min(shown.size) / 100))
+    ImageDraw.Draw(shown).rectangle(_box(bbox_2d, shown), outline=color, width=width)
+    return shown
 
 
 def draw_line(points: list[list[float]], image: int = 1, color: str = "red", *, images: list[Image]) -> Image:
-    """Draw a line through points on a picture.
+    """Draw a line through points on an image.
 
     Args:
         points: x and y of each in pixels
-        image: number of the picture, from 1
+        image: number of the image, from 1
         color: of the line
     """
     from PIL import ImageDraw
 
-    picture = _chosen(images, image).copy()
-    width = max(1, round(min(picture.size) / 100))
-    ImageDraw.Draw(picture).line([(float(x), float(y)) for x, y in points], fill=color, width=width)
-    return picture
+    shown = _chosen(images, image).copy()
+    width = max(1, round(min(shown.size) / 100))
+    ImageDraw.Draw(shown).line([(float(x), float(y)) for x, y in points], fill=color, width=width)
+    return shown
 
 
 def _chosen(images: list[Image], number: int) -> Image:
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(images):
-        raise ValueError(f"image is {number!r}; there are pictures 1 to {len(images)}")
+        raise ValueError(f"image is {number!r}; there are images 1 to {len(images)}")
     return images[number - 1].convert("RGB")
 
 
-def _box(corners: list[float], picture: Image) -> tuple[int, int, int, int]:
-    """Whole pixels within the picture, one at least."""
+def _box(corners: list[float], image: Image) -> tuple[int, int, int, int]:
+    """Whole pixels within the image, one at least."""
     left, upper, right, lower = (float(one) for one in corners)
-    ends = min(int(right + 0.5), picture.width), min(int(lower + 0.5), picture.height)
+    ends = min(int(right + 0.5), image.width), min(int(lower + 0.5), image.height)
     box = (max(int(left), 0), max(int(upper), 0), *ends)
     if box[0] >= box[2] or box[1] >= box[3]:
-        size = f"{picture.width} x {picture.height}"
-        raise ValueError(f"bbox_2d is {corners}, which holds no pixel of a picture of {size}")
+        size = f"{image.width} x {image.height}"
+        raise ValueError(f"bbox_2d is {corners}, which holds no pixel of an image of {size}")
     width, height = box[2] - box[0], box[3] - box[1]
     if max(width, height) > LONGEST * min(width, height):
         raise ValueError(f"bbox_2d is {corners}, a strip of {width} x {height} pixels; take one of a wider side")
     return box
 
 
-def _zoomed(picture: Image, box: tuple[int, int, int, int]) -> Image:
-    """A part, enlarged to the size of the picture's longer side, its shape kept."""
+def _zoomed(image: Image, box: tuple[int, int, int, int]) -> Image:
+    """A part, enlarged to the size of the image's longer side, its shape kept."""
     from PIL.Image import Resampling
 
-    part = picture.crop(box)
-    scale = max(picture.size) / max(part.size)
+    part = image.crop(box)
+    scale = max(image.size) / max(part.size)
     scale = min(max(scale, SMALLEST / min(part.size)), LARGEST / max(part.size))
     size = (max(round(part.width * scale), 1), max(round(part.height * scale), 1))
     return part.resize(size, Resampling.BICUBIC)
