@@ -49,7 +49,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import ResponseData, check_tokens_of, prompts_of, short_records
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import check_taught, check_tokens, load_teacher
+from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens, load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -336,8 +336,10 @@ class LanguageAssembly(Assembly):
             longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
         limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"
         judged = self.needs.heads or not config.validates
+        # a teacher may read another response between a question and the response
+        read = most + HINDSIGHT if any(teacher.reads_more for teacher in self.needs.teachers) else 0
         for prompts, room, instead in (
-            (self.learnable_prompts, most if config.online else 1, limit),
+            (self.learnable_prompts, most + read if config.online else 1, limit),
             (self.val_prompts, 1 if judged else most, "give others in data.val_files"),
         ):
             check_positions(prompts, longest, length, limit=limit_of, room=room, more=more, instead=instead)

@@ -99,6 +99,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "distill top_k": ("qwen2", [SELF_TEACHER, "algorithm.over=top_k", "algorithm.top_k=4", "algorithm.divergence=jsd"]),
     "distill sampled": ("llama", ["algorithm.teachers=[{weights: initial}]", "algorithm.over=sampled",
         "algorithm.reward_coef=1"]),
+    "sdpo": ("llama", ["algorithm.teachers=[{weights: initial, update_rate: 0.5, solution: 0.5, feedback: true}]"]),
     "dpo": ("llama", ["algorithm.rpo_alpha=0.1", "algorithm.label_smoothing=0.1"]),
     "dpo given": ("qwen2_5_vl", [*GIVEN, ALL]),
     "ipo": ("llama", [ALL, "algorithm.average_log_prob=true"]),

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from burnish.language import losses
 from burnish.rl.kl import KlController, kl_estimate
-from burnish.rl.preference import preference_loss
+from burnish.rl.preference import another_success, preference_loss
 from burnish.rl.surrogates import gaussian_kl, squared_distance
 from tests.conformance import case
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
@@ -238,3 +238,8 @@ def test_what_nobody_labelled_has_no_gradient():
     outcome = torch.tensor([math.nan, 0.0])
     loss = losses.comparison(score, -score, outcome, torch.zeros(2), ties="rao_kupper")
     assert torch.autograd.grad(loss.sum(), score)[0][0] == 0
+
+
+def test_a_sample_is_shown_the_first_other_success_of_its_group():
+    reward, group = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0, 5.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    assert another_success(reward, group, reward > 2, 1.0).tolist() == [2, 0, 0, 4, -1, -1]
