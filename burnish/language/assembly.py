@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -98,7 +98,7 @@ class LanguageAssembly(Assembly):
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
             shared=self.sharded,
-            load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
+            load_teacher=partial(load_teacher, config.model, aligned=self.needs.aligned),
         )
 
     def match_layers(self, outline: LanguageModel) -> None:
@@ -291,7 +291,7 @@ class LanguageAssembly(Assembly):
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
         for number, teacher in enumerate(teachers):
-            if teacher.path is not None:
+            if teacher.path is not None and not self.needs.aligned:
                 check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
         if teachers:
             check_taught(teachers, self.train_prompts)

@@ -30,6 +30,8 @@ from burnish.language.logprobs import (
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.language.model.universal import LanguageModel
+from burnish.language.offline import offline_completion
+from burnish.language.spans import Aligned, Vocabularies, align, summed
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.rl.preference import another_success
 from burnish.rl.surrogates import LEAST
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import ScoredResponses
 
-Measure = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# of student's and teacher's log-probs, [n, V] and [n, W], with ids [n, W] of the teacher's, or which tokens both have
+Measure = Callable[[Tensor, Tensor, Tensor | Vocabularies | None], Tensor]
 Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 
 
@@ -79,19 +82,29 @@ class Seen:
     """Responses as a teacher reads them."""
 
     rows: Tensor  # [b] long: of the micro-batch
-    responses: Completion  # [b]
+    responses: Completion  # [b], in its own tokens
+    spans: Aligned | None = None  # where its tokens are others than the student's
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a teacher thinks of the R tokens of a micro-batch."""
+    """What a teacher thinks of the R tokens of a micro-batch, or of the spans of text that begin with them."""
 
     weight: float
     place: Tensor  # [R] long: its state that a token is compared at; -1 where none is
     theirs: Distributions
-    banned: Tensor  # [K] long
+    banned: Tensor  # [K] long, of the student
     vocabulary: int
-    known: Tensor | None = None  # [R', K] ids of the tokens of a server
+    known: Tensor | Vocabularies | None = None  # [R', K] ids of the tokens of a server, or which tokens both have
+    spans: Aligned | None = None
+    rest: Tensor | None = None  # [R] its log-prob of what a span goes on with
+
+    def going_on(self, logprob: Tensor, states: ResponseStates) -> Tensor:
+        """Log-probs [r, 2], of student and teacher, of what the spans that begin at some states go on with."""
+        assert self.spans is not None, "tokens are compared"
+        assert self.rest is not None, "which spans come with"
+        own = summed(logprob, self.spans.rest, len(self.place))
+        return torch.stack([states.own(own), states.own(self.rest)], 1)
 
 
 class Teacher:
@@ -101,9 +114,14 @@ class Teacher:
         self.roles, self.options = roles, options
         self.model, self.unknown = roles.model, set[int]()
         self.server: ServedTeacher | None = None
+        self.vocabularies: Vocabularies | None = None  # where texts are compared, and not tokens
         if options.path is not None:
             self.model, self.unknown = load(options, option)
-            if odd := [one for one in roles.model.stop if one in self.unknown]:
+            if roles.needs.aligned:
+                own, theirs = (model.tokenizer.get_vocab() for model in (roles.model, self.model))
+                sizes = (roles.model.vocabulary, self.model.vocabulary)
+                self.vocabularies = Vocabularies.of(own, theirs, sizes, options.shared_weight).to(roles.device)
+            elif odd := [one for one in roles.model.stop if one in self.unknown]:
                 raise UserError(
                     f"{option}.path is {options.path}, to which token {odd[0]}, by which the student's "
                     "responses end, means something else; take a teacher with the same chat template"
@@ -135,9 +153,20 @@ class Teacher:
         """The responses that it teaches about behind what it reads, by its own processor."""
         rows = [row for row, prompt in enumerate(asked) if prompt is not None]
         encoded, taught = self.encode([prompt for prompt in asked if prompt is not None]), trace.select(rows)
-        finished, axes = taught.finished, self.model.axes
-        same = Completion.of_text(encoded, taught.ids, taught.length, axes=axes, finished=finished)
-        return Seen(torch.tensor(rows), replace(same, mask=taught.mask))
+        if self.vocabularies is None:
+            finished, axes = taught.finished, self.model.axes
+            same = Completion.of_text(encoded, taught.ids, taught.length, axes=axes, finished=finished)
+            return Seen(torch.tensor(rows), replace(same, mask=taught.mask))
+        own, theirs = self.roles.model, self.model
+        both = [
+            align(own.decode, ids[mask].tolist(), theirs.decode, theirs.response_ids)
+            for ids, mask in zip(taught.ids, taught.mask, strict=True)
+        ]
+        same = offline_completion(theirs, encoded, [ids for ids, _ in both])
+        ends, starts = trace.mask.sum(1).cumsum(0).tolist(), [0, *same.length.cumsum(0).tolist()]
+        parts = [slice(ends[row] - int(trace.mask[row].sum()), ends[row]) for row in rows]
+        spans = Aligned.of([pairs for _, pairs in both], parts, starts[:-1], ends[-1])
+        return Seen(torch.tensor(rows), same, spans)
 
     def chosen(self, seen: Completion) -> Tensor:
         """Its log-prob of each token that the student chose: [B, T]."""
@@ -153,7 +182,7 @@ class Teacher:
 
     def read(self, seen: Seen, trace: Completion, top_k: int) -> Reading:
         """What it thinks of the tokens of a micro-batch, of which it has seen some responses."""
-        model, roles, weight = self.model, self.roles, self.options.weight
+        model, roles, spans, weight = self.model, self.roles, seen.spans, self.options.weight
         taught = torch.isin(trace.mask.nonzero()[:, 0], seen.rows)
         place = torch.where(taught, taught.cumsum(0) - 1, -1)
         if self.server is not None:
@@ -163,15 +192,23 @@ class Teacher:
             return Reading(weight, place, theirs, banned, model.vocabulary, ids)
 
         def run(network: nn.Module) -> tuple[Tensor, ...]:
-            states = response_states(model, network, seen.responses)
+            states, chosen = response_states(model, network, seen.responses), torch.zeros(0)
+            if spans is not None:
+                scores = score(model, network, states, seen.responses, temperature=roles.temperature)
+                chosen = flat(scores.logprob, seen.responses)
             if states.logits is not None:
-                return (states.logits,)
-            return states.hidden, model.head(network).weight.detach()
+                return chosen, states.logits
+            return chosen, states.hidden, model.head(network).weight.detach()
 
         with torch.no_grad():
-            states, *weights = self._run(run)
+            chosen, states, *weights = self._run(run)
         head = Head(weights[0], model.capabilities.scale, model.capabilities.cap) if weights else None
         device, own = states.device, roles.model
+        if spans is not None:
+            banned, ours = (to_device(one.banned, device) for one in (model, own))
+            theirs = Distributions(states, head, roles.temperature, banned, model.vocabulary)
+            rest = summed(chosen, spans.their_rest, len(place))
+            return Reading(weight, spans.place, theirs, ours, own.vocabulary, self.vocabularies, spans, rest)
         vocabulary = min(model.vocabulary, own.vocabulary)
         without = {*model.banned.tolist(), *own.banned.tolist(), *self.unknown}
         banned = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
@@ -248,7 +285,8 @@ class Teachers:
             scores = roles.score(network, states, trace)
             total = torch.zeros(len(states.hidden), device=states.hidden.device)
             for reading in readings:
-                here, apart = self._apart(network, states, reading, measure)
+                rest = None if reading.spans is None else reading.going_on(flat(scores.logprob, trace), states)
+                here, apart = self._apart(network, states, reading, measure, rest)
                 total = total.index_add(0, here, reading.weight * apart)
             return scores.logprob, scores.entropy, states.scatter(total)
 
@@ -256,10 +294,10 @@ class Teachers:
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self, network: nn.Module, states: ResponseStates, reading: Reading, measure: Measure
+        self, network: nn.Module, states: ResponseStates, reading: Reading, measure: Measure, rest: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The states [n] at which a teacher compares, and the measure there, by chunks whose logits are computed again
-        in the backward pass."""
+        in the backward pass; ``rest`` [r, 2] as ``Reading.going_on`` has it, where spans are compared."""
         head = None if states.logits is not None else self.roles.model.head(network)
         source = states.hidden if states.logits is None else states.logits
         student = Distributions(source, head, self.roles.temperature, reading.banned, reading.vocabulary)
@@ -268,20 +306,35 @@ class Teachers:
         begin = (place >= 0).nonzero()[:, 0]
         read, here = to_device(place[begin], source.device), to_device(begin, source.device)
 
-        def piece(hidden: Tensor, rows: Tensor) -> Tensor:
+        def piece(hidden: Tensor, rows: Tensor, more: Tensor | None) -> Tensor:
             with torch.no_grad():
                 known = reading.known
                 if isinstance(known, Tensor):
                     known, theirs = known.index_select(0, rows), reading.theirs.states.index_select(0, rows)
                 else:
                     theirs = reading.theirs.logprobs(rows)
-            return measure(student.of(hidden), theirs, known)
+            own = student.of(hidden)
+            if more is not None:
+                own, theirs = own + more[:, :1], theirs + more[:, 1:]
+            return measure(own, theirs, known)
 
         found = [source.new_zeros(0, dtype=torch.float32)]
-        for at, rows in zip(here.split(size), read.split(size), strict=True):
-            given = (source.index_select(0, at), rows)
+        chunks = here.split(size)
+        further: Sequence[Tensor | None] = [None] * len(chunks)
+        if rest is not None:
+            further = rest.index_select(0, here).split(size)
+        for at, rows, going_on in zip(chunks, read.split(size), further, strict=True):
+            given = (source.index_select(0, at), rows, going_on)
             found.append(checkpoint(piece, *given, use_reentrant=False) if torch.is_grad_enabled() else piece(*given))
-        return here, torch.cat(found)
+        apart = torch.cat(found)
+        if reading.spans is not None:
+            apart = apart * to_device(states.own(reading.spans.scale)[begin], source.device)
+        return here, apart
+
+
+def flat(values: Tensor, trace: Completion) -> Tensor:
+    """Values [R] of the tokens that the policy chose, from those [B, T] of all."""
+    return values.flatten().index_select(0, to_device(trace.mask.flatten().nonzero()[:, 0], values.device))
 
 
 def privileged(prompt: Prompt, key: str) -> Prompt:
@@ -393,15 +446,18 @@ def check_tokens(student: LanguageModelOptions, teacher: TokenTeacher, option: s
         raise UserError(
             f"{option}.path is {teacher.path}, whose tokenizer is another one: of {len(plain)} tokens {len(odd)} have "
             f"other ids than in model.path, such as {shown}. A teacher has to read the student's tokens: take one of "
-            "the same family, or imitate its responses with algorithm=sft"
+            "the same family, compare texts with algorithm=gold, or imitate its responses with algorithm=sft"
         )
     return {number for token in added for number in (mine.get(token), other.get(token))
             if number is not None and mine.get(token) != other.get(token)}  # fmt: skip
 
 
-def load_teacher(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> tuple[LanguageModel, set[int]]:
-    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it."""
-    unknown = check_tokens(student, teacher, option)
+def load_teacher(
+    student: LanguageModelOptions, teacher: TokenTeacher, option: str, *, aligned: bool
+) -> tuple[LanguageModel, set[int]]:
+    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it:
+    none where texts are compared."""
+    unknown = set[int]() if aligned else check_tokens(student, teacher, option)
     options = options_of(student, teacher)
     with _named(option):
         return load_language_model(options, frozen=True), unknown

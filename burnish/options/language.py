@@ -235,6 +235,9 @@ class TokenTeacher:
     shows it none."""
     feedback: bool = False
     """Where there is no solution, this teacher also reads what the rewards note about the very response."""
+    shared_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """algorithm=gold: weight of the divergence over the tokens that student and teacher both have, and 1 less this of
+    the distance of the others; null takes their share of the teacher's tokens."""
     label: str | None = None
     """Only for prompts with this label (data.label_key); null is for all."""
     weight: Positive = 1.0

@@ -100,6 +100,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "distill sampled": ("llama", ["algorithm.teachers=[{weights: initial}]", "algorithm.over=sampled",
         "algorithm.reward_coef=1"]),
     "sdpo": ("llama", ["algorithm.teachers=[{weights: initial, update_rate: 0.5, solution: 0.5, feedback: true}]"]),
+    "gold": ("llama", ["algorithm.teachers=[{path: '{files}/qwen2', shared_weight: 0.6}]"]),
     "dpo": ("llama", ["algorithm.rpo_alpha=0.1", "algorithm.label_smoothing=0.1"]),
     "dpo given": ("qwen2_5_vl", [*GIVEN, ALL]),
     "ipo": ("llama", [ALL, "algorithm.average_log_prob=true"]),

@@ -124,7 +124,7 @@ def test_prompts_have_the_teachers_of_their_labels(files, teacher):
     assert "'even'" in said.message
 
 
-def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, teacher, tmp_path):
+def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded_or_read_by_its_text(files, teacher, tmp_path):
     shutil.copytree(teacher["path"], tmp_path / "other")
     file = tmp_path / "other" / "tokenizer.json"
     tree = json.loads(file.read_text())
@@ -134,6 +134,18 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, te
     said = taught(files, [{"path": str(tmp_path / "other")}]).train(status=2)
     assert "teachers[0].path" in said.message
     assert "Loading the model" not in said.err
+    network, rows = AutoModelForCausalLM.from_pretrained(teacher["path"]), list(range(max(vocabulary.values()) + 1))
+    rows[vocabulary["a"]], rows[vocabulary["b"]] = vocabulary["b"], vocabulary["a"]
+    with torch.no_grad():
+        for weight in {network.get_input_embeddings().weight, network.get_output_embeddings().weight}:
+            weight[: len(rows)] = weight[rows]
+    network.save_pretrained(tmp_path / "other")
+    found = [
+        first_update(taught(files, [{"path": str(path), "shared_weight": 0.7}], name="gold"))["actor/distill_loss"]
+        for path in (teacher["path"], tmp_path / "other")
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[0] > 1e-4
 
 
 @pytest.fixture

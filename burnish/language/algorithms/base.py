@@ -43,6 +43,7 @@ class LanguageNeeds:
     separator: str = ""  # between the steps of a response that are judged one by one
     question: str = ""  # what is asked about images that are judged in place of responses
     teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
+    aligned: bool = False  # teachers with a path may have another tokenizer: spans of text are compared
     logprobs: bool = False  # responses that are given with scores have those of the policy that wrote them
 
     def to_sample(self) -> LanguageNeeds:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, refuse
-from burnish.language.algorithms.policy_gradient import TokenPolicyGradient, old_of
+from burnish.language.algorithms.policy_gradient import Aggregation, TokenPolicyGradient, old_of
 from burnish.options import Count, NonNegative, Positive
 from burnish.options.language import TokenTeacher
 from burnish.registry import ReadIf, register
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
     from burnish.language.roles import LanguageRoles
+    from burnish.language.spans import Vocabularies
     from burnish.types.rollout import Loss, ScoredResponses
 
 
@@ -81,6 +82,10 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
                 self.over in ("full", "student_top_k") and any(teacher.url for teacher in self.teachers),
                 f"over is {self.over}, but a server returns log-probs of the tokens that it finds likely; set over to "
                 "top_k or sampled",
+            ),
+            (
+                self.name != "gold" and any(teacher.shared_weight is not None for teacher in self.teachers),
+                "teachers have a shared_weight, but only algorithm=gold compares other tokens; leave it out",
             ),
             (
                 len(rates) > 1 or (rates - {0.0} and self.kl is not None),
@@ -171,10 +176,12 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         measured: dict[str, Any] = {"actor/distill_loss": (total.detach(), terms(part.mask, self.loss_agg_mode))}
         return Loss(policy.total + self.distill_coef * total, policy.metrics | measured)
 
-    def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor | None) -> Tensor:
+    def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor | Vocabularies | None) -> Tensor:
         """How far the student is from a teacher at each token [N], from log-probs [N, V], or of the tokens ``ids``."""
+        from burnish.language.spans import Vocabularies
         from burnish.rl.surrogates import divergence, with_rest
 
+        assert not isinstance(ids, Vocabularies), "only GOLD compares texts"
         if ids is None and self.over != "full":
             likely = teacher if self.over == "top_k" else student.detach()
             ids = likely.topk(min(self.top_k or TOP_K, likely.shape[-1])).indices
@@ -187,6 +194,46 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         if self._update_rate:
             roles.refresh_reference(self._update_rate)
         return super().after_update(roles, update)
+
+
+@register("language algorithm", "gold")
+class GOLD(Distill):
+    """General online logit distillation: teachers with a path may have another tokenizer (Patiño et al. 2025,
+    "Unlocking On-Policy Distillation for Any Model Family").
+
+    A response is tokenized by the teacher too, and compared over the shortest spans of text at whose end both have a
+    token. The probability of a span that begins with token y is that of y times those of the tokens that follow in it,
+
+        P(y) = p(y | before) product over the others of p(token | before),
+
+    which are no distribution if there are others. Tokens that both have are compared by the divergence, what else each
+    has by its sorted probabilities (``hybrid_divergence``), and the loss is a mean over spans within a response. What
+    ends a response is not compared. As TRL's GOLDTrainer with use_extended_uld and uld_use_hybrid_loss has it, on the
+    student's own responses alone (lmbda=1); probabilities below 1e-8 are not raised to it.
+    """
+
+    divergence: Divergence = "jsd"
+    loss_agg_mode: Aggregation = "seq-mean-token-mean"
+
+    @model_validator(mode="after")
+    def _compares_distributions(self) -> Self:
+        refuse([(self.over != "full", f"over is {self.over}, but gold compares all tokens; leave it out")])
+        return self
+
+    def needs(self) -> LanguageNeeds:
+        from dataclasses import replace
+
+        return replace(super().needs(), aligned=True)
+
+    def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor | Vocabularies | None) -> Tensor:
+        from burnish.language.spans import Vocabularies
+        from burnish.rl.surrogates import hybrid_divergence
+
+        if not isinstance(ids, Vocabularies):
+            return super()._measure(student, teacher, ids)
+        return hybrid_divergence(
+            student, teacher, ids.shared, ids.own, ids.theirs, self.divergence, mix=self.jsd_mix, weight=ids.weight
+        )
 
 
 @register("language algorithm", "sdpo")
