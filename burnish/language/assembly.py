@@ -260,7 +260,8 @@ class LanguageAssembly(Assembly):
         def draw(step: int) -> Any:
             return data.batch(stream.batch(step), update=step, seed=config.seed)
 
-        return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
+        imitation = SFT(weighting=self.needs.imitates or "equal")
+        return AuxiliaryLoss(imitation, draw, section.coef, metric="actor/ptx_loss")
 
     @cached_property
     def train_prompts(self) -> Prompts:

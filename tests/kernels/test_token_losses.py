@@ -8,6 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from burnish.language import losses
 from burnish.language.spans import Aligned, align, summed
+from burnish.registry import lookup
 from burnish.rl.kl import KlController, kl_estimate
 from burnish.rl.preference import another_success, preference_loss
 from burnish.rl.surrogates import gaussian_kl, hybrid_divergence, squared_distance
@@ -244,6 +245,15 @@ def test_what_nobody_labelled_has_no_gradient():
 def test_a_sample_is_shown_the_first_other_success_of_its_group():
     reward, group = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0, 5.0]), torch.tensor([0, 0, 0, 1, 1, 1])
     assert another_success(reward, group, reward > 2, 1.0).tolist() == [2, 0, 0, 4, -1, -1]
+
+
+def test_experts_are_imitated_by_a_share_that_falls_and_where_the_policy_is_unsure():
+    weight = losses.token_weight(torch.tensor([0.1, 0.5, 1.0]).log(), "phi")
+    torch.testing.assert_close(weight, torch.tensor([0.09, 0.25, 0.0]))
+    chord, turn = lookup("language algorithm", "chord")(mu_warmup=2, mu_decay=4, mu_valley=0.1), 0.2 * 2**0.5
+    own, mu = zip(*(chord.shares(update, 0.9) for update in range(1, 9)), strict=True)
+    assert mu == pytest.approx([0, 0.45, 0.9, 0.5 + turn, 0.5, 0.5 - turn, 0.1, 0.1])
+    assert own == pytest.approx([1 - one for one in mu])
 
 
 def test_spans_of_two_tokenizers_end_at_the_same_characters():
