@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,12 +33,13 @@ TOP_K = 64
 Divergence = Literal["reverse", "forward", "jsd"]
 Over = Literal["full", "top_k", "student_top_k", "sampled"]
 TopK = Annotated[Count | None, ReadIf("over", "top_k", "student_top_k")]
-RatioLimit = Annotated[Positive | None, ReadIf("over", "full", "top_k", "student_top_k")]
 
 
 @register("language algorithm", "distill")
 class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     """Match teachers on the student's own responses, alone or beside rewards."""
+
+    ratio_limit: ClassVar[float | None] = None  # weighs tokens by their ratio to the sampling policy, at most this
 
     teachers: list[TokenTeacher] = Field(default_factory=list)
     """Whom to learn from; losses are summed by weight. A prompt has the teachers of its label, and those without."""
@@ -52,9 +53,6 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     the token that was sampled alone, by a policy gradient."""
     top_k: TopK = None
     """over=top_k and student_top_k: how many; null is 64."""
-    ratio_limit: RatioLimit = None
-    """Weigh the divergence at each token by its probability ratio to the policy that sampled, and by this at most; null
-    weighs all alike."""
     distill_coef: Positive = 1.0
     """Weight of the divergence, or of the advantage that stands for it."""
     reward_coef: NonNegative = 0.0
@@ -250,6 +248,8 @@ class SDPO(Distill):
     around the solution are others, and the teacher follows after each update, not after each optimizer step.
     """
 
+    ratio_limit: ClassVar[float | None] = 2.0
+
     teachers: list[TokenTeacher] = Field(
         default_factory=lambda: [TokenTeacher(weights="initial", update_rate=0.05, solution=1.0)]
     )
@@ -258,4 +258,3 @@ class SDPO(Distill):
     divergence: Divergence = "jsd"
     over: Over = "student_top_k"
     top_k: TopK = 100
-    ratio_limit: RatioLimit = 2.0
