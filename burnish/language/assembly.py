@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -49,7 +49,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import ResponseData, check_tokens_of, prompts_of, short_records
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import check_taught, check_tokens, load_teacher
+from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens, load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -98,7 +98,7 @@ class LanguageAssembly(Assembly):
             sampled_elsewhere=config.rollout.vllm is not None,
             mini_batch_size=config.trainer.mini_batch_size,
             shared=self.sharded,
-            load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
+            load_teacher=partial(load_teacher, config.model, aligned=self.needs.aligned),
         )
 
     def match_layers(self, outline: LanguageModel) -> None:
@@ -260,7 +260,8 @@ class LanguageAssembly(Assembly):
         def draw(step: int) -> Any:
             return data.batch(stream.batch(step), update=step, seed=config.seed)
 
-        return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
+        imitation = SFT(weighting=self.needs.imitates or "equal")
+        return AuxiliaryLoss(imitation, draw, section.coef, metric="actor/ptx_loss")
 
     @cached_property
     def train_prompts(self) -> Prompts:
@@ -291,7 +292,7 @@ class LanguageAssembly(Assembly):
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
         for number, teacher in enumerate(teachers):
-            if teacher.path is not None:
+            if teacher.path is not None and not self.needs.aligned:
                 check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
         if teachers:
             check_taught(teachers, self.train_prompts)
@@ -336,8 +337,10 @@ class LanguageAssembly(Assembly):
             longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
         limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"
         judged = self.needs.heads or not config.validates
+        # a teacher may read another response between a question and the response
+        read = most + HINDSIGHT if any(teacher.reads_more for teacher in self.needs.teachers) else 0
         for prompts, room, instead in (
-            (self.learnable_prompts, most if config.online else 1, limit),
+            (self.learnable_prompts, most + read if config.online else 1, limit),
             (self.val_prompts, 1 if judged else most, "give others in data.val_files"),
         ):
             check_positions(prompts, longest, length, limit=limit_of, room=room, more=more, instead=instead)

@@ -18,6 +18,8 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import ScoredResponses
 from burnish.types.samples import ResponseStats, outline, reflections
 
+Asked = tuple[Prompt | None, ...]  # what each teacher reads in place of a prompt; None where it teaches nothing
+
 
 @dataclass(frozen=True)
 class AnnotatedTokens:
@@ -34,6 +36,7 @@ class AnnotatedTokens:
     memory: Any  # what the algorithm remembers between updates
     metrics: dict[str, float] = field(default_factory=dict)
     taught: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [B, T] advantage that teachers give
+    asked: list[Asked] = field(default_factory=list)  # [B], or none without teachers
 
     @property
     def kl_is_known(self) -> bool:
@@ -54,7 +57,7 @@ class TokenBatch(Batch):
     value: Tensor  # [B, T] the value network's prediction before the update
     returns: Tensor  # [B, T]
     held: Tensor  # [B, T] weight of a penalty for moving the log-prob of a token
-    prompts: list[Prompt]  # [B], for teachers
+    asked: list[Asked]  # [B]
     kl_factor: list[float]  # [B] of the KL to the reference
     kl_coef: float = shared()  # of the KL in the loss
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is

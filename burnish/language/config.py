@@ -195,6 +195,11 @@ class LanguageConfig(RunConfig):
                 f"supervised is given, but {name} imitates responses already: put all into data.train_files",
             ),
             (
+                needs.imitates and (self.supervised is None or self.supervised.coef > 1),
+                f"{name} imitates responses beside its own, by a share of the loss; give supervised.train_files, and a "
+                "supervised.coef of 1 at most",
+            ),
+            (
                 self.validation.temperature == 0 and self.validation.n > 1 and self.environment is None,
                 f"validation.n is {self.validation.n}, but validation.temperature is 0, which always takes the "
                 "likeliest token: they would all be the same; set it to 1, or raise the temperature",

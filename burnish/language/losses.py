@@ -186,6 +186,16 @@ def regression(score: Tensor, target: Tensor, *, kind: Literal["mse", "bce"]) ->
     return torch.where(known, loss, 0.0)
 
 
+def token_weight(logprob: Tensor, kind: Literal["probability", "phi"]) -> Tensor:
+    """Weight of a token in its negative log-likelihood, without gradient, from its log-prob: the same shape.
+
+    probability: p, which makes imitation a policy gradient with reward 1 (DFT, Wu et al. 2025, arXiv:2508.05629). phi:
+    p (1 - p), the largest where the policy is unsure (CHORD, Zhang et al. 2025, arXiv:2508.11408, eq. 8).
+    """
+    probability = logprob.detach().exp()
+    return probability if kind == "probability" else probability * (1 - probability)
+
+
 def high_entropy_mask(
     entropy: Tensor, mask: Tensor, fraction: float, *, per: Literal["batch", "sequence"] = "batch"
 ) -> Tensor:

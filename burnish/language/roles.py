@@ -240,13 +240,13 @@ class LanguageRoles(TrainedRoles):
         head = {f"value_head.{key}": value for key, value in self.value_head.named_parameters()}
         return head if self.critic.trunk == "shared" else super().parameters(name) | head
 
-    def refresh_reference(self) -> None:
-        """reference = policy."""
+    def refresh_reference(self, share: float = 1.0) -> None:
+        """Move the reference to the policy, by a share of the way."""
         with torch.no_grad():
             source = self.parameters("policy")
             for name, value in self.parameters("reference").items():
                 if name in source:
-                    local_shard(value).copy_(local_shard(source[name]))
+                    local_shard(value).lerp_(local_shard(source[name]), share)
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from burnish.language.algorithms.base import in_parts
+from burnish.language.batches import Asked
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import (
     Head,
@@ -27,7 +30,10 @@ from burnish.language.logprobs import (
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.language.model.universal import LanguageModel
+from burnish.language.offline import offline_completion
+from burnish.language.spans import Aligned, Vocabularies, align, summed
 from burnish.options.language import LanguageModelOptions, TokenTeacher
+from burnish.rl.preference import another_success
 from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
@@ -38,25 +44,25 @@ from burnish.utils.json_text import parse_json
 
 if TYPE_CHECKING:
     from burnish.language.roles import LanguageRoles
+    from burnish.types.rollout import ScoredResponses
 
-Measure = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# of student's and teacher's log-probs, [n, V] and [n, W], with ids [n, W] of the teacher's, or which tokens both have
+Measure = Callable[[Tensor, Tensor, Tensor | Vocabularies | None], Tensor]
 Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """Distributions over all tokens that student and teacher share, from states, or what a server knows of them."""
+    """Distributions over tokens, from states."""
 
-    states: Tensor  # [R, D]; logits [R, V] where the head is more than a product; of a server log-probs of ``ids``
+    states: Tensor  # [R, D]; logits [R, V] where the head is more than a product; of a server log-probs of some tokens
     head: Head | None
     temperature: float
     banned: Tensor  # [K] long
-    vocabulary: int  # tokens that both have
-    ids: Tensor | None = None  # [R, K]
+    vocabulary: int  # tokens that are compared
 
     def logprobs(self, rows: Tensor) -> Tensor:
-        states = self.states.index_select(0, rows)
-        return self.of(states) if self.ids is None else states
+        return self.of(self.states.index_select(0, rows))
 
     def of(self, hidden: Tensor) -> Tensor:
         """Log-probs [n, V] from states, or from logits."""
@@ -71,6 +77,36 @@ class Distributions:
         return logits.log_softmax(-1)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Responses as a teacher reads them."""
+
+    rows: Tensor  # [b] long: of the micro-batch
+    responses: Completion  # [b], in its own tokens
+    spans: Aligned | None = None  # where its tokens are others than the student's
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a teacher thinks of the R tokens of a micro-batch, or of the spans of text that begin with them."""
+
+    weight: float
+    place: Tensor  # [R] long: its state that a token is compared at; -1 where none is
+    theirs: Distributions
+    banned: Tensor  # [K] long, of the student
+    vocabulary: int
+    known: Tensor | Vocabularies | None = None  # [R', K] ids of the tokens of a server, or which tokens both have
+    spans: Aligned | None = None
+    rest: Tensor | None = None  # [R] its log-prob of what a span goes on with
+
+    def going_on(self, logprob: Tensor, states: ResponseStates) -> Tensor:
+        """Log-probs [r, 2], of student and teacher, of what the spans that begin at some states go on with."""
+        assert self.spans is not None, "tokens are compared"
+        assert self.rest is not None, "which spans come with"
+        own = summed(logprob, self.spans.rest, len(self.place))
+        return torch.stack([states.own(own), states.own(self.rest)], 1)
+
+
 class Teacher:
     """One of a run's teachers: a network of this process, a server, or the policy itself."""
 
@@ -78,9 +114,14 @@ class Teacher:
         self.roles, self.options = roles, options
         self.model, self.unknown = roles.model, set[int]()
         self.server: ServedTeacher | None = None
+        self.vocabularies: Vocabularies | None = None  # where texts are compared, and not tokens
         if options.path is not None:
             self.model, self.unknown = load(options, option)
-            if odd := [one for one in roles.model.stop if one in self.unknown]:
+            if roles.needs.aligned:
+                own, theirs = (model.tokenizer.get_vocab() for model in (roles.model, self.model))
+                sizes = (roles.model.vocabulary, self.model.vocabulary)
+                self.vocabularies = Vocabularies.of(own, theirs, sizes, options.shared_weight).to(roles.device)
+            elif odd := [one for one in roles.model.stop if one in self.unknown]:
                 raise UserError(
                     f"{option}.path is {options.path}, to which token {odd[0]}, by which the student's "
                     "responses end, means something else; take a teacher with the same chat template"
@@ -90,18 +131,42 @@ class Teacher:
             self.server.check()
         self.encode = Encoder(self.model)
 
-    def own(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Rows of the prompts that it is for, in order."""
-        own = [i for i, prompt in enumerate(prompts) if self.options.label in (None, prompt.label)]
-        return torch.tensor(own, dtype=torch.long)
+    def asked(self, scored: ScoredResponses) -> list[Prompt | None]:
+        """What it reads in place of each prompt, [B]; None where it teaches nothing."""
+        own, key = self.options, self.options.prompt_key
+        asked = [prompt if own.label in (None, prompt.label) else None for prompt in scored.prompts]
+        if key is not None:
+            return [prompt and privileged(prompt, key) for prompt in asked]
+        if not own.reads_more:
+            return asked
+        trace, scores = scored.trace, scored.scores
+        least = math.inf if own.solution is None else own.solution
+        shown = another_success(scores.reward, scored.group, scores.missing, least).tolist()
+        texts = {row: self.roles.model.decode(trace.ids[row, trace.mask[row]].tolist()) for row in {*shown} - {-1}}
+        notes = scores.notes if own.feedback else [""] * len(asked)
+        return [
+            prompt and with_hindsight(prompt, texts.get(row, ""), note[: scored.limit])
+            for prompt, row, note in zip(asked, shown, notes, strict=True)
+        ]
 
-    def seen(self, prompts: Sequence[Prompt], trace: Completion, rows: Tensor) -> Completion:
-        """Some of the responses behind the prompts that it reads, by its own processor."""
-        key, trace = self.options.prompt_key, trace.select(rows)
-        own = [prompts[row] for row in rows.tolist()]
-        encoded = self.encode(own if key is None else [privileged(prompt, key) for prompt in own])
-        same = Completion.of_text(encoded, trace.ids, trace.length, axes=self.model.axes, finished=trace.finished)
-        return replace(same, mask=trace.mask)
+    def seen(self, asked: Sequence[Prompt | None], trace: Completion) -> Seen:
+        """The responses that it teaches about behind what it reads, by its own processor."""
+        rows = [row for row, prompt in enumerate(asked) if prompt is not None]
+        encoded, taught = self.encode([prompt for prompt in asked if prompt is not None]), trace.select(rows)
+        if self.vocabularies is None:
+            finished, axes = taught.finished, self.model.axes
+            same = Completion.of_text(encoded, taught.ids, taught.length, axes=axes, finished=finished)
+            return Seen(torch.tensor(rows), replace(same, mask=taught.mask))
+        own, theirs = self.roles.model, self.model
+        both = [
+            align(own.decode, ids[mask].tolist(), theirs.decode, theirs.response_ids)
+            for ids, mask in zip(taught.ids, taught.mask, strict=True)
+        ]
+        same = offline_completion(theirs, encoded, [ids for ids, _ in both])
+        ends, starts = trace.mask.sum(1).cumsum(0).tolist(), [0, *same.length.cumsum(0).tolist()]
+        parts = [slice(ends[row] - int(trace.mask[row].sum()), ends[row]) for row in rows]
+        spans = Aligned.of([pairs for _, pairs in both], parts, starts[:-1], ends[-1])
+        return Seen(torch.tensor(rows), same, spans)
 
     def chosen(self, seen: Completion) -> Tensor:
         """Its log-prob of each token that the student chose: [B, T]."""
@@ -115,27 +180,40 @@ class Teacher:
         logprob: Tensor = self._run(run)
         return logprob
 
-    def read(self, seen: Completion, top_k: int) -> Distributions:
-        """What it thinks of the tokens of responses."""
-        model, roles = self.model, self.roles
+    def read(self, seen: Seen, trace: Completion, top_k: int) -> Reading:
+        """What it thinks of the tokens of a micro-batch, of which it has seen some responses."""
+        model, roles, spans, weight = self.model, self.roles, seen.spans, self.options.weight
+        taught = torch.isin(trace.mask.nonzero()[:, 0], seen.rows)
+        place = torch.where(taught, taught.cumsum(0) - 1, -1)
         if self.server is not None:
-            ids, values = (to_device(one, roles.device) for one in self.server.read(seen, top_k))
+            ids, values = (to_device(one, roles.device) for one in self.server.read(seen.responses, top_k))
             banned = to_device(model.banned, roles.device)
-            return Distributions(values, None, 1.0, banned, model.vocabulary, ids)
+            theirs = Distributions(values, None, 1.0, banned, model.vocabulary)
+            return Reading(weight, place, theirs, banned, model.vocabulary, ids)
 
         def run(network: nn.Module) -> tuple[Tensor, ...]:
-            states = response_states(model, network, seen)
+            states, chosen = response_states(model, network, seen.responses), torch.zeros(0)
+            if spans is not None:
+                scores = score(model, network, states, seen.responses, temperature=roles.temperature)
+                chosen = flat(scores.logprob, seen.responses)
             if states.logits is not None:
-                return (states.logits,)
-            return states.hidden, model.head(network).weight.detach()
+                return chosen, states.logits
+            return chosen, states.hidden, model.head(network).weight.detach()
 
         with torch.no_grad():
-            states, *weights = self._run(run)
-        vocabulary = min(model.vocabulary, roles.model.vocabulary)
-        without = {*model.banned.tolist(), *roles.model.banned.tolist(), *self.unknown}
-        shared = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
+            chosen, states, *weights = self._run(run)
         head = Head(weights[0], model.capabilities.scale, model.capabilities.cap) if weights else None
-        return Distributions(states, head, roles.temperature, to_device(shared, states.device), vocabulary)
+        device, own = states.device, roles.model
+        if spans is not None:
+            banned, ours = (to_device(one.banned, device) for one in (model, own))
+            theirs = Distributions(states, head, roles.temperature, banned, model.vocabulary)
+            rest = summed(chosen, spans.their_rest, len(place))
+            return Reading(weight, spans.place, theirs, ours, own.vocabulary, self.vocabularies, spans, rest)
+        vocabulary = min(model.vocabulary, own.vocabulary)
+        without = {*model.banned.tolist(), *own.banned.tolist(), *self.unknown}
+        banned = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
+        theirs = Distributions(states, head, roles.temperature, to_device(banned, device), vocabulary)
+        return Reading(weight, place, theirs, theirs.banned, vocabulary)
 
     def _run(self, function: Callable[[nn.Module], Any]) -> Any:
         """What a function makes of its network."""
@@ -158,7 +236,16 @@ class Teachers:
             for number, options in enumerate(self.teachers)
         ]
 
-    def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
+    def asked(self, scored: ScoredResponses) -> list[Asked]:
+        """What each reads in place of each prompt: [B]."""
+        return list(zip(*(teacher.asked(scored) for teacher in self.all), strict=True))
+
+    def _each(self, asked: Sequence[Asked]) -> Iterator[tuple[Teacher, Sequence[Prompt | None]]]:
+        """Those that teach about any response of a batch, with what they read of it."""
+        columns = zip(self.all, zip(*asked, strict=True), strict=bool(asked))
+        return ((teacher, column) for teacher, column in columns if any(column))
+
+    def begin(self, asked: Sequence[Asked], trace: Completion, top_k: int) -> None:
         """Servers are asked about all responses at once, while the policy begins to learn.
 
         Networks of this process are asked when their answer is needed, and of several ranks each asks about its own
@@ -167,83 +254,87 @@ class Teachers:
         for teacher in self.all:
             if teacher.server is not None:
                 teacher.server.forget()
-                own = teacher.own(prompts)
-                if len(own) and self.roles.shards.ranks.size == 1:
-                    teacher.server.ask(teacher.seen(prompts, trace, own), top_k)
+        for teacher, column in self._each(asked):
+            if teacher.server is not None and self.roles.shards.ranks.size == 1:
+                teacher.server.ask(teacher.seen(column, trace).responses, top_k)
 
-    def worth(
-        self, prompts: Sequence[Prompt], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    def worth(self, asked: Sequence[Asked], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """A measure of the sampler's and of the teachers' log-probs of each token, summed by weight: [B, T]."""
 
         def run(rows: list[int]) -> list[Tensor]:
-            part, asked = trace.select(rows), [prompts[i] for i in rows]
+            part = trace.select(rows)
             total = torch.zeros(part.mask.shape)
-            for teacher in self.all:
-                own = teacher.own(asked)
-                if len(own):
-                    logprob = teacher.chosen(teacher.seen(asked, part, own))
-                    worth = measure(part.logprob[own], logprob.cpu()) * part.mask[own]
-                    total[own] += teacher.options.weight * worth
+            for teacher, column in self._each([asked[row] for row in rows]):
+                seen = teacher.seen(column, part)
+                own = seen.rows
+                worth = measure(part.logprob[own], teacher.chosen(seen.responses).cpu()) * part.mask[own]
+                total[own] += teacher.options.weight * worth
             return [total]
 
         return in_parts(run, trace, self.roles)[0] if len(trace) else torch.zeros(trace.mask.shape)
 
     def compare(
-        self, prompts: Sequence[Prompt], trace: Completion, measure: Measure, top_k: int
+        self, asked: Sequence[Asked], trace: Completion, measure: Measure, top_k: int
     ) -> tuple[TokenScores, Tensor]:
         """What the policy thinks of responses, and how far it is from the teachers, [B, T], with gradients."""
         roles = self.roles
-        readings = [
-            (teacher.options.weight, own, teacher.read(teacher.seen(prompts, trace, own), top_k))
-            for teacher in self.all
-            if len(own := teacher.own(prompts))
-        ]
+        readings = [teacher.read(teacher.seen(column, trace), trace, top_k) for teacher, column in self._each(asked)]
 
         def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             states = roles.states(network, trace)
             scores = roles.score(network, states, trace)
-            row, device = trace.mask.nonzero()[:, 0], states.hidden.device
-            total = torch.zeros(len(states.hidden), device=device)
-            for weight, own, reading in readings:
-                taught = torch.isin(row, own)
-                here = states.own(taught).nonzero()[:, 0]
-                read = to_device(states.own(taught.cumsum(0) - 1)[here], device)
-                apart = self._apart(network, states, here := to_device(here, device), read, reading, measure)
-                total = total.index_add(0, here, weight * apart)
+            total = torch.zeros(len(states.hidden), device=states.hidden.device)
+            for reading in readings:
+                rest = None if reading.spans is None else reading.going_on(flat(scores.logprob, trace), states)
+                here, apart = self._apart(network, states, reading, measure, rest)
+                total = total.index_add(0, here, reading.weight * apart)
             return scores.logprob, scores.entropy, states.scatter(total)
 
         logprob, entropy, apart = roles.run("policy", run)
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self,
-        network: nn.Module,
-        states: ResponseStates,
-        here: Tensor,
-        read: Tensor,
-        reading: Distributions,
-        measure: Measure,
-    ) -> Tensor:
-        """The measure at the states ``here`` [n], of which the teacher read its tokens ``read`` [n], by chunks whose
-        logits are computed again in the backward pass."""
+        self, network: nn.Module, states: ResponseStates, reading: Reading, measure: Measure, rest: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The states [n] at which a teacher compares, and the measure there, by chunks whose logits are computed again
+        in the backward pass; ``rest`` [r, 2] as ``Reading.going_on`` has it, where spans are compared."""
         head = None if states.logits is not None else self.roles.model.head(network)
         source = states.hidden if states.logits is None else states.logits
         student = Distributions(source, head, self.roles.temperature, reading.banned, reading.vocabulary)
         size = rows_at_once(len(head.weight) if head is not None else source.shape[1], source.device)
+        place = states.own(reading.place)
+        begin = (place >= 0).nonzero()[:, 0]
+        read, here = to_device(place[begin], source.device), to_device(begin, source.device)
 
-        def piece(hidden: Tensor, rows: Tensor) -> Tensor:
+        def piece(hidden: Tensor, rows: Tensor, more: Tensor | None) -> Tensor:
             with torch.no_grad():
-                theirs = reading.logprobs(rows)
-                ids = None if reading.ids is None else reading.ids.index_select(0, rows)
-            return measure(student.of(hidden), theirs, ids)
+                known = reading.known
+                if isinstance(known, Tensor):
+                    known, theirs = known.index_select(0, rows), reading.theirs.states.index_select(0, rows)
+                else:
+                    theirs = reading.theirs.logprobs(rows)
+            own = student.of(hidden)
+            if more is not None:
+                own, theirs = own + more[:, :1], theirs + more[:, 1:]
+            return measure(own, theirs, known)
 
         found = [source.new_zeros(0, dtype=torch.float32)]
-        for place, rows in zip(here.split(size), read.split(size), strict=True):
-            hidden = source.index_select(0, place)
-            found.append(checkpoint(piece, hidden, rows, use_reentrant=False) if torch.is_grad_enabled()
-                         else piece(hidden, rows))  # fmt: skip
-        return torch.cat(found)
+        chunks = here.split(size)
+        further: Sequence[Tensor | None] = [None] * len(chunks)
+        if rest is not None:
+            further = rest.index_select(0, here).split(size)
+        for at, rows, going_on in zip(chunks, read.split(size), further, strict=True):
+            given = (source.index_select(0, at), rows, going_on)
+            found.append(checkpoint(piece, *given, use_reentrant=False) if torch.is_grad_enabled() else piece(*given))
+        apart = torch.cat(found)
+        if reading.spans is not None:
+            apart = apart * to_device(states.own(reading.spans.scale)[begin], source.device)
+        return here, apart
+
+
+def flat(values: Tensor, trace: Completion) -> Tensor:
+    """Values [R] of the tokens that the policy chose, from those [B, T] of all."""
+    return values.flatten().index_select(0, to_device(trace.mask.flatten().nonzero()[:, 0], values.device))
 
 
 def privileged(prompt: Prompt, key: str) -> Prompt:
@@ -265,6 +356,27 @@ def privileged(prompt: Prompt, key: str) -> Prompt:
     *before, last = prompt.messages
     media = tuple(part for part in last.parts if part.kind != "text")
     return replace(prompt, messages=(*before, replace(last, parts=(*media, Part("text", found)))))
+
+
+THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+HINDSIGHT = 64  # tokens of the words around a solution or feedback, at most
+
+
+def with_hindsight(prompt: Prompt, solution: str, feedback: str) -> Prompt | None:
+    """A prompt that goes on with a solution, or with feedback where there is none; None where there is neither."""
+    if solution:
+        more = f"\n\nThis is a right answer:\n\n{THOUGHTS.sub('', solution)}"
+    elif feedback:
+        more = f"\n\nYour last answer was judged as follows:\n\n{feedback}"
+    else:
+        return None
+    more += "\n\nNow answer the question rightly."
+    if not prompt.messages:
+        return replace(prompt, text=prompt.text + more)
+    *before, last = prompt.messages
+    said, end = last.parts[:-1], last.parts[-1]
+    parts = (*said, Part("text", end.text + more)) if end.kind == "text" else (*last.parts, Part("text", more))
+    return replace(prompt, messages=(*before, replace(last, parts=parts)))
 
 
 def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) -> None:
@@ -334,15 +446,18 @@ def check_tokens(student: LanguageModelOptions, teacher: TokenTeacher, option: s
         raise UserError(
             f"{option}.path is {teacher.path}, whose tokenizer is another one: of {len(plain)} tokens {len(odd)} have "
             f"other ids than in model.path, such as {shown}. A teacher has to read the student's tokens: take one of "
-            "the same family, or imitate its responses with algorithm=sft"
+            "the same family, compare texts with algorithm=gold, or imitate its responses with algorithm=sft"
         )
     return {number for token in added for number in (mine.get(token), other.get(token))
             if number is not None and mine.get(token) != other.get(token)}  # fmt: skip
 
 
-def load_teacher(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> tuple[LanguageModel, set[int]]:
-    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it."""
-    unknown = check_tokens(student, teacher, option)
+def load_teacher(
+    student: LanguageModelOptions, teacher: TokenTeacher, option: str, *, aligned: bool
+) -> tuple[LanguageModel, set[int]]:
+    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it:
+    none where texts are compared."""
+    unknown = set[int]() if aligned else check_tokens(student, teacher, option)
     options = options_of(student, teacher)
     with _named(option):
         return load_language_model(options, frozen=True), unknown

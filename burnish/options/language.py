@@ -13,6 +13,7 @@ from burnish.options import (
     BelowOne,
     CommonValidationOptions,
     Count,
+    Finite,
     NonNegative,
     OptimizerOptions,
     Positive,
@@ -223,9 +224,20 @@ class TokenTeacher:
         "current"
     )
     """Without path and url: the policy as it is, without gradient, or as it was before training."""
+    update_rate: Annotated[BelowOne, ReadIf("weights", "initial")] = 0.0
+    """weights=initial: share of the policy that these weights take in after each update, so that they follow it slowly
+    (EMA); 0 leaves them as they are."""
     prompt_key: str | None = None
     """Key of a prompt that this teacher reads in place of the question, with the answer, a hint or feedback in it; dots
     lead into nested objects. It has to be among data.extra_keys. null reads the student's own prompt."""
+    solution: Finite | None = None
+    """This teacher also reads another response to the prompt with at least this reward, of the same update (SDPO); null
+    shows it none."""
+    feedback: bool = False
+    """Where there is no solution, this teacher also reads what the rewards note about the very response."""
+    shared_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """algorithm=gold: weight of the divergence over the tokens that student and teacher both have, and 1 less this of
+    the distance of the others; null takes their share of the teacher's tokens."""
     label: str | None = None
     """Only for prompts with this label (data.label_key); null is for all."""
     weight: Positive = 1.0
@@ -236,6 +248,11 @@ class TokenTeacher:
         """Whether it is the policy itself."""
         return self.path is None and self.url is None
 
+    @property
+    def reads_more(self) -> bool:
+        """Whether it reads what an update has found out about a prompt; it teaches nothing where that is nothing."""
+        return self.solution is not None or self.feedback
+
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
         if self.path is not None and self.url is not None:
@@ -244,9 +261,13 @@ class TokenTeacher:
             raise ValueError(f"url contains {held}, which would be saved; use token_variable")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url}; it must begin with http:// or https://")
-        if self.is_policy and self.weights == "current" and self.prompt_key is None:
+        if self.prompt_key is not None and self.reads_more:
             raise ValueError(
-                "a teacher without path, url and prompt_key is the student itself, from which nothing can be learned; "
-                "give one of them, or weights: initial"
+                "prompt_key replaces the question, and solution and feedback add to it; leave one of them out"
+            )
+        if self.is_policy and self.weights == "current" and self.prompt_key is None and not self.reads_more:
+            raise ValueError(
+                "a teacher without path, url, prompt_key and solution is the student itself, from which nothing can be "
+                "learned; give one of them, or weights: initial"
             )
         return self

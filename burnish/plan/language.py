@@ -33,6 +33,7 @@ from burnish.language.model.loading import read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import options_of
+from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
@@ -86,6 +87,9 @@ class LanguageHalf(Half):
         roles, config = self.assembly.roles, self.assembly.config
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
+        for teacher in roles.teachers.all:
+            if teacher.options.reads_more:  # made-up rewards don't tell which response did well
+                teacher.options = replace(teacher.options, solution=-LARGEST)
         every, run, credit = roles.distribute, roles.run, config.algorithm.compute_advantages
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:

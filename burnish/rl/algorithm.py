@@ -374,6 +374,11 @@ class Algorithm(ABC):
     def size(self, batch: Any) -> int:
         """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
 
+    def shares(self, update: int, coef: float) -> tuple[float, float]:
+        """Weights in an update, counted from 1: of its own loss, and of the supervised one beside it, for which the
+        options say ``coef``."""
+        return 1.0, coef
+
     def take_advantages(self) -> list[float] | None:
         """Advantage of each sample of the last batch that got credit, a mean over its actions; None if it has none."""
         found: list[float] | None = self.__dict__.pop(ADVANTAGES, None)

@@ -72,6 +72,26 @@ def select_best_worst(reward: Tensor, group: Tensor, missing: Tensor, keep: int)
     return _select(reward, group, missing, keep - keep // 2, keep // 2)
 
 
+def another_success(reward: Tensor, group: Tensor, missing: Tensor, least: float) -> Tensor:
+    """What a sample can learn its group's success from: the first other sample with at least this reward (SDPO).
+
+    Args:
+        reward: [B].
+        group: [B] ids.
+        missing: [B] bool; never a success.
+        least: reward of a success.
+
+    Returns:
+        Its row, [B] long; -1 where there is none.
+    """
+    found = torch.full_like(group, -1)
+    for rows in _groups(group, missing):
+        good = [row for row in rows if reward[row] >= least]
+        for row in rows:
+            found[row] = next((other for other in good if other != row), -1)
+    return found
+
+
 def _select(reward: Tensor, group: Tensor, missing: Tensor, best: int, worst: int) -> Tensor:
     kept: list[int] = []
     for rows in _groups(group, missing):

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 LEAST = -1e30  # log-prob of what is impossible; finite, because 0 * -inf is NaN
 WEIGHT_MAX = 20.0  # bound of an importance weight
@@ -36,6 +37,38 @@ def divergence(
     middle = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))
     of_teacher = (teacher.exp() * (teacher - middle)).sum(-1)
     return mix * of_teacher + (1 - mix) * (student.exp() * (student - middle)).sum(-1)
+
+
+def hybrid_divergence(
+    student: Tensor,
+    teacher: Tensor,
+    shared: Tensor,
+    own: Tensor,
+    theirs: Tensor,
+    kind: Literal["reverse", "forward", "jsd"],
+    *,
+    mix: float = 0.5,
+    weight: float,
+) -> Tensor:
+    """Between distributions over the tokens of two tokenizers: GOLD's hybrid loss (Patiño et al. 2025), [N].
+
+        w divergence(tokens that both have) + (1 - w) sum over i of |i-th largest of the others, s - t|
+
+    The second term is universal logit distillation (Boizard et al. 2024, arXiv:2402.12030).
+
+    Args:
+        student, teacher: [N, V] and [N, W] log-probs, which need not sum to 1.
+        shared: [2, K] long, ids of the tokens that both have.
+        own, theirs: [U] and [X] long, those of the others.
+        kind, mix: of the divergence.
+        weight: w.
+    """
+    known = divergence(student.index_select(-1, shared[0]), teacher.index_select(-1, shared[1]), kind, mix=mix)
+    width = max(len(own), len(theirs))
+    others = ((student, own), (teacher, theirs))
+    ranked = [side.index_select(-1, ids).exp().sort(-1, descending=True).values for side, ids in others]
+    first, second = (pad(side, (0, width - side.shape[-1])) for side in ranked)
+    return weight * known + (1 - weight) * (first - second).abs().sum(-1)
 
 
 def with_rest(logprob: Tensor) -> Tensor:

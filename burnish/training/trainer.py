@@ -167,11 +167,12 @@ class AuxiliaryLoss:
         *,
         metric: str = "actor/sft_loss",
     ) -> None:
-        """Args: ``draw`` returns the batch of an optimizer step; ``coef`` is the weight of the loss."""
+        """Args: ``draw`` returns the batch of an optimizer step; ``coef`` is the weight of the loss, where the
+        algorithm that it stands beside does not change it."""
         self.algorithm, self.draw, self.coef, self.metric = algorithm, draw, coef, metric
 
-    def backward(self, step: int, roles: Any, ranks: Ranks = SINGLE_RANK) -> tuple[float, Metrics]:
-        """Backward pass of an optimizer step, counted from 0: the weighted loss and the metrics.
+    def backward(self, step: int, coef: float, roles: Any, ranks: Ranks = SINGLE_RANK) -> tuple[float, Metrics]:
+        """Backward pass of an optimizer step, counted from 0: the loss, weighted by ``coef``, and the metrics.
 
         Both are this rank's share; their sum over ranks is the total.
         """
@@ -180,10 +181,10 @@ class AuxiliaryLoss:
         for micro, weight, last in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
             roles.shards.micro_batch(last=last)
             loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
-            (self.coef * loss).backward()
+            (coef * loss).backward()
             losses.append(loss.detach())
         total = sum(numbers(losses))
-        return self.coef * total, {self.metric: total}
+        return coef * total, {self.metric: total}
 
 
 class Diverged(UserError):
@@ -283,10 +284,15 @@ class Trainer:
             return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it can be learned from
         for group in self.groups:
             group.zero_grad()
+        rest, coef = 1.0, 0.0
+        if self.auxiliary is not None:
+            rest, coef = self.algorithm.shares(update, self.auxiliary.coef)
         with self.roles.shards.kept():
-            share = self._backward(mini, size)
+            share = self._backward(mini, size, rest)
             if self.auxiliary is not None:
-                share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.rows)
+                share["auxiliary"], reported = self.auxiliary.backward(
+                    self.optimizer_steps, coef, self.roles, self.rows
+                )
                 share |= {f"report {name}": value for name, value in reported.items()}
         if self.ranks.context.rank:
             share = {}  # of ranks that learn the same rows the first one tells what came of them
@@ -295,6 +301,8 @@ class Trainer:
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
+        if rest != 1:
+            metrics["actor/mu"] = coef
         if self.roles.counts_tokens:
             metrics |= length_metrics(mini.costs(), self.rows.size)
         learning = [group for group in self.groups if group.learns(update)]
@@ -315,8 +323,8 @@ class Trainer:
                 self.ema.update()
         return metrics
 
-    def _backward(self, mini: Batch, size: int) -> dict[str, float]:
-        """Gradients of a mini-batch, a micro-batch at a time: this rank's share of its sums."""
+    def _backward(self, mini: Batch, size: int, factor: float) -> dict[str, float]:
+        """Gradients of a mini-batch, times ``factor``, a micro-batch at a time: this rank's share of its sums."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
@@ -327,7 +335,7 @@ class Trainer:
             # a micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance
             with own, nullcontext() if weight else self.usage.paused():
                 loss = self.algorithm.loss(part, self.roles)
-            (loss.total * weight / size).backward()
+            (loss.total * (weight * factor) / size).backward()
             if not weight:
                 continue
             sums.append(("loss", loss.total.detach()))

@@ -110,7 +110,7 @@ def alone(kind, name, options):
 # of language models, what no golden run sets: another value than the default, or what it is read with and two values
 OTHERS = {
     "advantage": {"name": "returns", "gamma": 0.3}, "advantage_aggregation": "gdpo", "advantage_clip_low": -0.1,
-    "advantage_eps": 0.5, "advantage_trimmed_ratio": 0.5, "advantage_unbiased": False, "beta": 0.7, "clip_high": 0.05,
+    "advantage_eps": 0.5, "advantage_unbiased": False, "beta": 0.7, "clip_high": 0.05,
     "cov_coef": 0.5, "distill_coef": 0.5, "divergence_limit": 0.02, "drift_coef": 0.5, "margins": False,
     "min_margin": 0.95, "preference_weight": 0.5, "quality_weight": 0.5, "question": "Is this {prompt}?",
     "reward_clip_low": 0.6, "separator": ";", "surrogate": {"name": "sapo", "tau_neg": 7.0}, "target_margin": 0.1,

@@ -150,6 +150,7 @@ def answering(recipe: str, published: Any) -> list[str]:
         *(["algorithm.overlong.buffer=2"] if recipe.endswith("/dapo") else []),
         *(["rollout.engine=burnish", "rollout.vllm=null"] if name == "qwen25_vl_72b" else []),  # the decoder of Burnish
         *([f"algorithm.teachers=[{{path: {TINY[name]}}}]", "data.epochs=null"] if recipe.endswith("/distill") else []),
+        *(["algorithm.teachers=[{weights: initial, solution: -1}]"] if recipe.endswith("/sdpo") else []),
     ]  # fmt: skip
 
 

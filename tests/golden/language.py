@@ -77,6 +77,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "rollout.repetition_penalty=1.1", "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]",
         "rollout.temperature=0.9", "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"]),
     "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
+    "chord": (
+        "llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2, coef: 0.5}",
+                  "algorithm.mu_warmup=1", "algorithm.mu_decay=2", "algorithm.mu_valley=0.1"],
+    ),
     "grpo rollouts": ("llama", ["trainer.rollouts_per_update=2", "algorithm.advantage_std=global"]),
     # corrections of what another policy sampled
     "grpo decoupled": ("llama", [f"{CORRECTION}={{weights: step, batch_normalise: true}}"]),
@@ -99,6 +103,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "distill top_k": ("qwen2", [SELF_TEACHER, "algorithm.over=top_k", "algorithm.top_k=4", "algorithm.divergence=jsd"]),
     "distill sampled": ("llama", ["algorithm.teachers=[{weights: initial}]", "algorithm.over=sampled",
         "algorithm.reward_coef=1"]),
+    "sdpo": ("llama", ["algorithm.teachers=[{weights: initial, update_rate: 0.5, solution: 0.5, feedback: true}]"]),
+    "gold": ("llama", ["algorithm.teachers=[{path: '{files}/qwen2', shared_weight: 0.6}]"]),
     "dpo": ("llama", ["algorithm.rpo_alpha=0.1", "algorithm.label_smoothing=0.1"]),
     "dpo given": ("qwen2_5_vl", [*GIVEN, ALL]),
     "ipo": ("llama", [ALL, "algorithm.average_log_prob=true"]),

@@ -7,9 +7,11 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from burnish.language import losses
+from burnish.language.spans import Aligned, align, summed
+from burnish.registry import lookup
 from burnish.rl.kl import KlController, kl_estimate
-from burnish.rl.preference import preference_loss
-from burnish.rl.surrogates import gaussian_kl, squared_distance
+from burnish.rl.preference import another_success, preference_loss
+from burnish.rl.surrogates import gaussian_kl, hybrid_divergence, squared_distance
 from tests.conformance import case
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
@@ -238,3 +240,43 @@ def test_what_nobody_labelled_has_no_gradient():
     outcome = torch.tensor([math.nan, 0.0])
     loss = losses.comparison(score, -score, outcome, torch.zeros(2), ties="rao_kupper")
     assert torch.autograd.grad(loss.sum(), score)[0][0] == 0
+
+
+def test_a_sample_is_shown_the_first_other_success_of_its_group():
+    reward, group = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0, 5.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    assert another_success(reward, group, reward > 2, 1.0).tolist() == [2, 0, 0, 4, -1, -1]
+
+
+def test_experts_are_imitated_by_a_share_that_falls_and_where_the_policy_is_unsure():
+    weight = losses.token_weight(torch.tensor([0.1, 0.5, 1.0]).log(), "phi")
+    torch.testing.assert_close(weight, torch.tensor([0.09, 0.25, 0.0]))
+    chord, turn = lookup("language algorithm", "chord")(mu_warmup=2, mu_decay=4, mu_valley=0.1), 0.2 * 2**0.5
+    own, mu = zip(*(chord.shares(update, 0.9) for update in range(1, 9)), strict=True)
+    assert mu == pytest.approx([0, 0.45, 0.9, 0.5 + turn, 0.5, 0.5 - turn, 0.1, 0.1])
+    assert own == pytest.approx([1 - one for one in mu])
+
+
+def test_spans_of_two_tokenizers_end_at_the_same_characters():
+    """A character of two tokens, what a chat template writes before a response, and what ends it."""
+    text = "abc\U0001f600!"
+    own = [b"ab", b"c", b"\xf0\x9f", b"\x98\x80", b"!", b""]
+    theirs = [b" ", b"a", b"bc", b"\xf0\x9f\x98\x80", b"!", b""]
+    reader, other = (
+        lambda ids, tokens=tokens: b"".join(tokens[i] for i in ids).decode(errors="replace") for tokens in (own, theirs)
+    )
+    ids, spans = align(reader, range(6), other, lambda written: range(6) if written == text else [])
+    assert ids == [*range(6)]
+    assert spans == [(range(2), range(1, 3)), (range(2, 4), range(3, 4)), (range(4, 5), range(4, 5))]
+    found = Aligned.of([spans], [slice(1, 7)], [10], 7)  # behind a response of one token
+    assert found.place.tolist() == [-1, 11, -1, 13, -1, 14, -1]
+    assert found.scale.tolist() == [0, 2, 0, 2, 0, 2, 0]
+    assert (found.rest.tolist(), found.their_rest.tolist()) == ([[2, 4], [1, 3]], [[12], [1]])
+    assert summed(torch.arange(7.0), found.rest, 7).tolist() == [0, 2, 0, 4, 0, 0, 0]
+
+
+def test_tokens_that_both_have_are_compared_by_name_and_the_others_by_rank():
+    student, teacher = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.25, 0.05, 0.6, 0.1]])
+    shared, rest = torch.tensor([[0, 1], [2, 0]]), (torch.tensor([2]), torch.tensor([1, 3]))
+    found = hybrid_divergence(student.log(), teacher.log(), shared, *rest, "reverse", weight=0.6)
+    alike = 0.5 * math.log(0.5 / 0.6) + 0.3 * math.log(0.3 / 0.25)
+    assert float(found) == pytest.approx(0.6 * alike + 0.4 * (0.2 - 0.1 + 0.05))

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish import load
+from burnish.rl.preference import another_success
 from burnish.rl.surrogates import divergence, sampled_advantage, with_rest
 from tests.support.http_servers import json_server
 from tests.support.optional import seldom
@@ -34,9 +35,9 @@ def teacher(files):
     return {"path": str(files / "teacher")}
 
 
-def taught(files, teachers, *options):
+def taught(files, teachers, *options, name="distill"):
     return TinyRun(
-        files, "language", "llama", "algorithm=distill", f"algorithm.teachers={json.dumps(teachers)}",
+        files, "language", "llama", f"algorithm={name}", f"algorithm.teachers={json.dumps(teachers)}",
         f"data.train_files={files}/taught.jsonl", *SHORT, *options,
     )  # fmt: skip
 
@@ -46,42 +47,54 @@ def first_update(run):
     return run.metrics[-1]
 
 
-@pytest.mark.parametrize("measure", ["reverse", "top_k", "sampled"])
+@pytest.mark.parametrize("measure", ["reverse", "top_k", "sampled", "sdpo"])
 def test_the_loss_is_the_divergence_at_the_students_own_tokens(measure, files, teacher):
     """As transformers alone computes both sides, by a plain forward of each row."""
     from burnish.tasks import assemble
 
     over = {"reverse": ["algorithm.divergence=reverse"], "top_k": ["algorithm.over=top_k", "algorithm.top_k=5"],
-            "sampled": ["algorithm.over=sampled"]}[measure]  # fmt: skip
-    run = taught(files, [teacher], *over)
+            "sampled": ["algorithm.over=sampled"], "sdpo": ["algorithm.top_k=5"]}[measure]  # fmt: skip
+    own = measure == "sdpo"  # the policy teaches itself, behind a response that did well
+    taught_by = {"weights": "initial", "solution": 0.5} if own else teacher
+    run = taught(files, [taught_by], *over, name="sdpo" if own else "distill")
     made = assemble(load(str(run.recipe), *run.options))
-    batch, banned = made.source.rollout(1), made.roles.model.banned
+    batch, banned, teachers = made.source.rollout(1), made.roles.model.banned, made.roles.teachers
+    asked = [one for (one,) in teachers.asked(batch)]
+    seen = teachers.all[0].seen(asked, batch.trace)
+    if own:
+        assert 0 < len(seen.rows) < len(asked), "no other response did well"
+        shown = another_success(batch.scores.reward, batch.group, batch.scores.missing, 0.5)
+        for row in seen.rows.tolist():
+            assert made.roles.model.decode(batch.trace.ids[shown[row]].tolist()) in asked[row].text
     if measure == "sampled":
         batch = made.workers.compute_advantages(made.workers.compute_logprobs(batch))[0]
 
-    def log_probs(path):
+    def log_probs(path, trace):
         network, found = AutoModelForCausalLM.from_pretrained(path).eval(), []
-        parts = batch.trace.prompts.rows()
-        for row, length in enumerate(batch.trace.length.tolist()):
-            ids = torch.cat([parts.ids[row], batch.trace.ids[row, :length]])
+        parts = trace.prompts.rows()
+        for row, length in enumerate(trace.length.tolist()):
+            ids = torch.cat([parts.ids[row], trace.ids[row, :length]])
             with torch.no_grad():
                 logits = network(input_ids=ids[None]).logits[0, len(parts.ids[row]) - 1 : -1]
             logits[:, banned] = -torch.inf
             found.append(logits.float().log_softmax(-1))
         return torch.cat(found)
 
-    student, theirs = (log_probs(files / name) for name in ("llama", "teacher"))
+    trace, path = batch.trace.select(seen.rows), files / taught_by.get("path", "llama")
+    student, theirs = log_probs(files / "llama", trace), log_probs(path, seen.responses)
     if measure == "sampled":  # its advantage is what the teacher thinks more of a token
         expected = theirs.gather(-1, batch.trace.ids[batch.mask][:, None])[:, 0] - batch.trace.logprob[batch.mask]
         torch.testing.assert_close(batch.advantage[batch.mask], expected, rtol=1e-4, atol=1e-4)
         return
-    if measure == "top_k":
-        student, theirs = (with_rest(side.gather(-1, theirs.topk(5)[1])) for side in (student, theirs))
-    values = divergence(student, theirs, "reverse")
-    per_response = [part.sum() / len(part) for part in values.split(batch.trace.length.tolist())]
+    if measure in ("top_k", "sdpo"):
+        likely = (student if own else theirs).topk(5)[1]
+        student, theirs = (with_rest(side.gather(-1, likely)) for side in (student, theirs))
+    values = divergence(student, theirs, "jsd" if own else "reverse")
+    per_response = [part.sum() / len(part) for part in values.split(trace.length.tolist())]
     expected = {float(values.mean()), float(torch.stack(per_response).mean())}
-    found = first_update(run)["actor/distill_loss"]
-    assert any(found == pytest.approx(one, rel=1e-3) for one in expected)
+    metrics = first_update(run)
+    assert any(metrics["actor/distill_loss"] == pytest.approx(one, rel=1e-3) for one in expected)
+    assert metrics.get("actor/taught_ratio") == (len(seen.rows) / len(asked) if own else None)
 
 
 @pytest.mark.parametrize("kind", ["reverse", "forward"])
@@ -111,7 +124,7 @@ def test_prompts_have_the_teachers_of_their_labels(files, teacher):
     assert "'even'" in said.message
 
 
-def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, teacher, tmp_path):
+def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded_or_read_by_its_text(files, teacher, tmp_path):
     shutil.copytree(teacher["path"], tmp_path / "other")
     file = tmp_path / "other" / "tokenizer.json"
     tree = json.loads(file.read_text())
@@ -121,6 +134,18 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, te
     said = taught(files, [{"path": str(tmp_path / "other")}]).train(status=2)
     assert "teachers[0].path" in said.message
     assert "Loading the model" not in said.err
+    network, rows = AutoModelForCausalLM.from_pretrained(teacher["path"]), list(range(max(vocabulary.values()) + 1))
+    rows[vocabulary["a"]], rows[vocabulary["b"]] = vocabulary["b"], vocabulary["a"]
+    with torch.no_grad():
+        for weight in {network.get_input_embeddings().weight, network.get_output_embeddings().weight}:
+            weight[: len(rows)] = weight[rows]
+    network.save_pretrained(tmp_path / "other")
+    found = [
+        first_update(taught(files, [{"path": str(path), "shared_weight": 0.7}], name="gold"))["actor/distill_loss"]
+        for path in (teacher["path"], tmp_path / "other")
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[0] > 1e-4
 
 
 @pytest.fixture

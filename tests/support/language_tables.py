@@ -102,13 +102,16 @@ class TableTeachers:
     def __init__(self, roles: Tables) -> None:
         self.roles = roles
 
-    def begin(self, prompts: Any, trace: Completion, top_k: int) -> None:
+    def asked(self, scored: ScoredResponses) -> list[Any]:
+        return [(prompt,) for prompt in scored.prompts]
+
+    def begin(self, asked: Any, trace: Completion, top_k: int) -> None:
         pass
 
-    def worth(self, prompts: Any, trace: Completion, measure: Any) -> Tensor:
+    def worth(self, asked: Any, trace: Completion, measure: Any) -> Tensor:
         return torch.where(trace.mask, measure(trace.logprob, self.roles.reference(trace).logprob), 0.0).detach()
 
-    def compare(self, prompts: Any, trace: Completion, measure: Any, top_k: int) -> tuple[TokenScores, Tensor]:
+    def compare(self, asked: Any, trace: Completion, measure: Any, top_k: int) -> tuple[TokenScores, Tensor]:
         student, teacher = (
             (role(trace).logprob[trace.mask][:, None] * torch.arange(5)).log_softmax(-1)
             for role in (self.roles.policy, self.roles.reference)
@@ -124,7 +127,7 @@ class Tables:
     clock = nullcontext
 
     def __init__(self, memory: Any = None, heads: int = 1) -> None:
-        self.memory, self.refreshed, self.heads = memory, 0, heads
+        self.memory, self.refreshed, self.heads = memory, 0.0, heads
         draw = torch.Generator().manual_seed(1)
         size = len(INDEX) * LIMIT
         self.logprob = (-2 * torch.rand(size, generator=draw)).requires_grad_()
@@ -164,8 +167,8 @@ class Tables:
             self.logprob -= 0.2 * torch.rand(self.logprob.shape, generator=draw)
             self.value += 0.5 * torch.randn(self.value.shape, generator=draw)
 
-    def refresh_reference(self) -> None:
-        self.refreshed += 1
+    def refresh_reference(self, share: float = 1.0) -> None:
+        self.refreshed += share
 
     def frozen(self, update: int) -> bool:
         return False

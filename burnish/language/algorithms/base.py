@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from burnish.types.completion import Completion
 
 
+TokenWeighting = Literal["equal", "probability", "phi"]
+
+
 @dataclass(frozen=True)
 class LanguageNeeds:
     """What the rest of the system provides for an algorithm, and nothing else."""
@@ -42,7 +45,9 @@ class LanguageNeeds:
     shares: bool = False  # scores and labels of steps are from 0 to 1
     separator: str = ""  # between the steps of a response that are judged one by one
     question: str = ""  # what is asked about images that are judged in place of responses
+    imitates: TokenWeighting | None = None  # responses beside (section supervised), their tokens weighted so
     teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
+    aligned: bool = False  # teachers with a path may have another tokenizer: spans of text are compared
     logprobs: bool = False  # responses that are given with scores have those of the policy that wrote them
 
     def to_sample(self) -> LanguageNeeds:

@@ -232,7 +232,7 @@ class TokenPolicyGradient(PolicyGradient):
             value=annotated.value,
             returns=found.returns,
             held=self._held(annotated, trained, advantage),
-            prompts=list(scored.prompts),
+            asked=annotated.asked or [()] * len(trace),
             kl_factor=scored.scores.kl_factor,
             kl_coef=coef,
             old_logprobs=annotated.old_logprobs,
@@ -241,7 +241,7 @@ class TokenPolicyGradient(PolicyGradient):
             update=scored.update,
         )
         batch, extended = self._extended(batch, annotated)
-        return batch.select(trained.any(1).nonzero().flatten()), metrics | clipped | selected | extended
+        return batch.select(batch.mask.any(1).nonzero().flatten()), metrics | clipped | selected | extended
 
     def _extended(self, batch: TokenBatch, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         """The batch with what else there is to learn from, and what that reports."""
@@ -278,10 +278,7 @@ class TokenPolicyGradient(PolicyGradient):
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
-        mask, logprob = part.mask, scores.logprob
-        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = part.old_logprobs != "sampler" and roles.fresh
-        old = logprob.detach() if itself else part.old
+        mask, logprob, old = part.mask, scores.logprob, old_of(part, scores, roles)
         loss, values = self.objective(logprob, old, part.advantage, mask, part.weight)
         summed = {"actor/pg_loss": loss}
         if part.held.shape[1]:
@@ -325,6 +322,13 @@ class TokenPolicyGradient(PolicyGradient):
             return {}
         roles.refresh_reference()
         return {"actor/reference_refreshed": 1.0}
+
+
+def old_of(part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Tensor:
+    """Log-probs [B, T] that ratios refer to."""
+    # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+    itself = part.old_logprobs != "sampler" and roles.fresh
+    return scores.logprob.detach() if itself else part.old
 
 
 def difference(trace: Completion, roles: LanguageRoles) -> float:

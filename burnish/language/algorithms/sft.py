@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, in_parts
+from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, TokenWeighting, in_parts
 from burnish.options import Count, Finite, Positive
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, range_metrics
@@ -100,6 +100,9 @@ class SFT(ResponseAlgorithm):
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or
     sums."""
+    weighting: TokenWeighting = "equal"
+    """Weight of a token with probability p in its loss: equal: 1; probability: p (DFT); phi: p (1 - p), which is small
+    where the policy is certain and where it is far off (CHORD)."""
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
@@ -131,6 +134,7 @@ class SFT(ResponseAlgorithm):
         )
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
+        from burnish.language.losses import token_weight
         from burnish.rl.surrogates import masked, weights
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
@@ -139,6 +143,8 @@ class SFT(ResponseAlgorithm):
         scores, tokens = roles.policy(trace), int(trace.mask.sum())
         mask = to_device(trace.mask, scores.logprob.device)
         weight = to_device(part.weight, mask.device)[:, None] * weights(mask, self.loss_agg_mode)
+        if self.weighting != "equal":
+            weight = weight * token_weight(scores.logprob, self.weighting)
         total = (-masked(scores.logprob, mask) * weight).sum()
         entropy = masked(scores.entropy, mask).detach().sum()
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
