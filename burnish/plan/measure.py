@@ -150,8 +150,12 @@ class OneMicroBatch(Trainer):
         self._more = more
         self._step(mini, update)
 
+    def parts(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
+        """All micro-batches that it has."""
+        return super()._micro_batches(mini)
+
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        every = super()._micro_batches(mini)
+        every = self.parts(mini)
         first, weight, _ = next(every)
         self.micro_batches = 1 + sum(1 for _ in every)
         self.learned = 1
@@ -212,7 +216,9 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     size = options.mini_batch_size or rows
     if options.mini_batch_size is None:
         counter.label(BATCH, mini)
-    mini = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
+    few = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
+    if next(trainer.parts(few), None) is not None:  # else nothing is learned from the rows of this rank
+        mini = few
     with phases_of_updates(counter, trainer.groups, rests):
         trainer.learn(mini, update, more=size > len(mini))
     micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
 from burnish.options import Count, Seconds, Threads, Whole
-from burnish.registry import ReadIf, options, register
+from burnish.registry import options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.media import HIGHEST_RATE, Media
@@ -144,8 +144,6 @@ class LanguageRemote(RemoteOptions, LanguageReward):
     protocol: Literal["lightrft", "openrlhf", "burnish"] = "lightrft"
     """lightrft posts {queries, prompts, responses, references, images}, openrlhf {query, prompts, labels}, and both
     read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
-    score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
-    """lightrft, openrlhf: key of the list of numbers in the reply."""
 
     @property
     def path(self) -> str:
@@ -177,9 +175,9 @@ class LanguageRemote(RemoteOptions, LanguageReward):
         """Of a list of numbers, in which null is missing."""
         if self.protocol == "burnish":
             return super().read(reply)
-        values = reply.get(self.score_key) if isinstance(reply, dict) else None
+        values = reply.get("rewards") if isinstance(reply, dict) else None
         if not isinstance(values, list):
-            raise ValueError(f"its reply has no list {self.score_key!r}")
+            raise ValueError("its reply has no list 'rewards'")
         where = ", ".join(self.urls)
         return [
             Score(float(value))

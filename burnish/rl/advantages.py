@@ -213,6 +213,7 @@ def group_advantages(
     scale: Scale = "group",
     eps: float = 1e-4,
     unbiased: bool = False,
+    trimmed_ratio: float = 0.0,
 ) -> Tensor:
     """Reward minus the mean of its group, over a standard deviation (GRPO; Flow-GRPO eq. 4).
 
@@ -225,20 +226,35 @@ def group_advantages(
         scale: divide by the std of the group, by that of the whole batch, or by nothing (Dr.GRPO).
         eps: added to the std.
         unbiased: whether the std divides by n - 1.
+        trimmed_ratio: share of a group, its lowest rewards, that its mean and std leave out, rounded down (MixGRPO).
+            Where all others are equal, the std is that of the whole group.
 
     Returns:
         [B] float32.
     """
     groups = group_statistics(reward, group, missing, unbiased=unbiased)
-    centred = reward.double() - groups.mean[groups.label]
+    low = _lowest(reward, missing, groups, trimmed_ratio)
+    rest = group_statistics(reward, group, missing | low, unbiased=unbiased)
+    centred = reward.double() - rest.mean[groups.label]
     if scale == "group":
-        centred = centred / (groups.std[groups.label] + eps)
+        std = torch.where(rest.constant, groups.std, rest.std)
+        centred = centred / (std[groups.label] + eps)
     elif scale == "global":
         present = reward[~missing].double()
         std = present.std(correction=int(unbiased)) if len(present) > 1 else torch.tensor(0.0)
         centred = centred / (std + eps)
     nothing = missing | groups.constant[groups.label]
     return centred.masked_fill(nothing, 0.0).float()
+
+
+def _lowest(reward: Tensor, missing: Tensor, groups: Groups, ratio: float) -> Tensor:
+    """Which samples are among the lowest ``ratio`` of their group, [B] bool; of equal ones the first."""
+    order = torch.argsort(reward.double().masked_fill(missing, torch.inf), stable=True)
+    order = order[torch.argsort(groups.label[order], stable=True)]
+    size = groups.label.bincount(minlength=len(groups.count))
+    start = (size.cumsum(0) - size)[groups.label[order]]
+    rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order)) - start)
+    return rank < (groups.count * ratio).floor()[groups.label]
 
 
 def amplified(advantage: Tensor, distance: Tensor, group: Tensor, missing: Tensor) -> Tensor:
@@ -272,6 +288,7 @@ def normalise_each(
     scale: Scale = "group",
     eps: float = 1e-4,
     unbiased: bool = False,
+    trimmed_ratio: float = 0.0,
     whiten: bool = False,
 ) -> Tensor:
     """Advantages of each reward by itself, then their weighted sum (GDPO, arXiv:2601.05242).
@@ -283,7 +300,7 @@ def normalise_each(
         weights: N factors, or those of each sample [B, N].
         group: [B] ids.
         missing: [B] bool; samples that are left out altogether.
-        scale, eps, unbiased: of each reward, see ``group_advantages``.
+        scale, eps, unbiased, trimmed_ratio: of each reward, see ``group_advantages``.
         whiten: bring the sum to mean 0 and std 1 over the batch, so that its size does not grow with N.
 
     Returns:
@@ -293,7 +310,9 @@ def normalise_each(
     each = torch.as_tensor(weights, dtype=torch.float64, device=components.device).expand(components.shape)
     for weight, reward in zip(each.unbind(1), components.unbind(1), strict=True):
         absent = missing | reward.isnan() | (weight == 0)
-        one = group_advantages(reward, group, absent, scale=scale, eps=eps, unbiased=unbiased)
+        one = group_advantages(
+            reward, group, absent, scale=scale, eps=eps, unbiased=unbiased, trimmed_ratio=trimmed_ratio
+        )
         total += weight * one.double()
     present = total[~missing]
     if whiten and len(present) > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.options import Finite, Fraction, Positive
+from burnish.options import BelowOne, Finite, Fraction, Positive
 from burnish.registry import KINDS, ReadIf, register
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def group(
     advantage_std: Literal["group", "global", "none"] = "group",
     advantage_eps: Annotated[Positive, DIVIDED] = 1e-6,
     advantage_unbiased: Annotated[bool, DIVIDED] = True,
+    advantage_trimmed_ratio: BelowOne = 0.0,
     advantage_aggregation: Literal["sum", "each", "gdpo"] = "sum",
 ) -> Tensor:
     """GRPO: reward minus the mean of the group, over a standard deviation.
@@ -38,13 +39,18 @@ def group(
         advantage_eps: Added to that std.
         advantage_unbiased: Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow
             papers' own code does.
+        advantage_trimmed_ratio: Share of a group, its lowest rewards, that its mean and std leave out, so that a few
+            failures don't lift all the others (MixGRPO's trimmed_ratio).
         advantage_aggregation: Several rewards: sum: weighted sum first, one advantage of it; each: an advantage of each
             reward by itself, then their weighted sum, so that the reward with the largest std does not rule; gdpo: that
             sum brought to mean 0 and std 1 over the batch as well (GDPO, arXiv:2601.05242).
     """
     from burnish.rl.advantages import group_advantages, normalise_each
 
-    how: Any = {"scale": advantage_std, "eps": advantage_eps, "unbiased": advantage_unbiased}
+    how: Any = {
+        "scale": advantage_std, "eps": advantage_eps, "unbiased": advantage_unbiased,
+        "trimmed_ratio": advantage_trimmed_ratio,
+    }  # fmt: skip
     if advantage_aggregation == "sum":
         return group_advantages(rewards.reward, rewards.group, rewards.missing, **how)
     whiten = advantage_aggregation == "gdpo"

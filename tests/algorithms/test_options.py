@@ -34,7 +34,7 @@ FLOW = [
     ("awm", {"sample_with": "slow"}, "sample_with is 'slow'"), ("dgpo", {"lagged": AVERAGE}, "lagged has average"),
     ("awm", {"anchor": "policy", "old_kl_coef": 1.0}, "anchor is 'policy'"), ("dgpo", {"clip_kl": True}, "clip_kl"),
     ("awm", {"anchor": "average", "lagged": AVERAGE}, "old_kl_coef is 0"),
-    ("dgpo", {"lagged": {"old": {}}}, "lagged has 'old'"), ("awm", {"old": {"kl_limit": 0.1}}, "no KL to old"),
+    ("dgpo", {"lagged": {"old": {}}}, "lagged has 'old'"), ("awm", {"lagged": {"slow": {"kl_limit": 1.0}}, "sample_with": "slow"}, "no KL to slow"),
     ("dgpo", {"lagged": {"A b": {}}, "sample_with": "A b"}, "A b"), ("crd", {"kl_guidance": 2.0}, "kl_coef is 0"),
     ("dgpo", {"lagged": {"slow": {"decay": "linear"}}, "sample_with": "slow"}, "linear"),
     ("dgpo", {"baseline": "old", "reference_guidance": 2.0}, "reference_guidance"),
@@ -110,7 +110,7 @@ def alone(kind, name, options):
 # of language models, what no golden run sets: another value than the default, or what it is read with and two values
 OTHERS = {
     "advantage": {"name": "returns", "gamma": 0.3}, "advantage_aggregation": "gdpo", "advantage_clip_low": -0.1,
-    "advantage_eps": 0.5, "advantage_unbiased": False, "beta": 0.7, "clip_high": 0.05,
+    "advantage_eps": 0.5, "advantage_trimmed_ratio": 0.5, "advantage_unbiased": False, "beta": 0.7, "clip_high": 0.05,
     "cov_coef": 0.5, "distill_coef": 0.5, "divergence_limit": 0.02, "drift_coef": 0.5, "margins": False,
     "min_margin": 0.95, "preference_weight": 0.5, "quality_weight": 0.5, "question": "Is this {prompt}?",
     "reward_clip_low": 0.6, "separator": ";", "surrogate": {"name": "sapo", "tau_neg": 7.0}, "target_margin": 0.1,

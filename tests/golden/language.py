@@ -77,10 +77,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "rollout.repetition_penalty=1.1", "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]",
         "rollout.temperature=0.9", "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"]),
     "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
-    "chord": (
-        "llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2, coef: 0.5}",
-                  "algorithm.mu_warmup=1", "algorithm.mu_decay=2", "algorithm.mu_valley=0.1"],
-    ),
+    "chord": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2, coef: 0.5}",
+        "algorithm.mu_decay=2"]),
     "grpo rollouts": ("llama", ["trainer.rollouts_per_update=2", "algorithm.advantage_std=global"]),
     # corrections of what another policy sampled
     "grpo decoupled": ("llama", [f"{CORRECTION}={{weights: step, batch_normalise: true}}"]),

@@ -183,6 +183,16 @@ def test_trees_know_nothing_of_each_other_and_a_missing_leaf_is_as_if_it_were_no
     assert (got[missing] == 0).all()
 
 
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiased):
+    """As MixGRPO's trimmed_ratio: a quarter of four is one; all four are compared with the mean of the other three."""
+    reward = [5.0, 0.0, 1.0, 3.0, 7.0, 8.0, 9.0, -6.0]
+    got = advantages(reward, [0, 0, 0, 0, 1, 1, 1, 1], trimmed_ratio=0.25, unbiased=unbiased, eps=1e-8)
+    rest = torch.tensor([[5.0, 1.0, 3.0], [7.0, 8.0, 9.0]])
+    mean, std = rest.mean(1, keepdim=True), rest.std(1, keepdim=True, correction=int(unbiased))
+    torch.testing.assert_close(got, ((torch.tensor(reward).view(2, 4) - mean) / std).flatten())
+
+
 GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "cpgd", "opo", "pass_at_k"]
 REWARD = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.3, 0.9, 5.0])
 GROUP = torch.tensor([7, 7, 7, 2, 2, 2, 9, 9, 4])  # one that differs, one of equal rewards, one pair, one alone

@@ -250,9 +250,9 @@ def test_a_sample_is_shown_the_first_other_success_of_its_group():
 def test_experts_are_imitated_by_a_share_that_falls_and_where_the_policy_is_unsure():
     weight = losses.token_weight(torch.tensor([0.1, 0.5, 1.0]).log(), "phi")
     torch.testing.assert_close(weight, torch.tensor([0.09, 0.25, 0.0]))
-    chord, turn = lookup("language algorithm", "chord")(mu_warmup=2, mu_decay=4, mu_valley=0.1), 0.2 * 2**0.5
-    own, mu = zip(*(chord.shares(update, 0.9) for update in range(1, 9)), strict=True)
-    assert mu == pytest.approx([0, 0.45, 0.9, 0.5 + turn, 0.5, 0.5 - turn, 0.1, 0.1])
+    chord, turn = lookup("language algorithm", "chord")(mu_decay=4), 0.2 * 2**0.5
+    own, mu = zip(*(chord.shares(update, 0.85) for update in range(1, 7)), strict=True)
+    assert mu == pytest.approx([0.85, 0.45 + turn, 0.45, 0.45 - turn, 0.05, 0.05])
     assert own == pytest.approx([1 - one for one in mu])
 
 

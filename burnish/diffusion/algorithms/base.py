@@ -154,9 +154,6 @@ class Lag:
     """What n counts where the weight rises: optimizer steps, or policy updates."""
     update_interval: Count = 1
     """Policy updates after which it follows; in between it stays as it is."""
-    kl_limit: Positive | None = None
-    """Of the reference: it follows as well after an update whose mean KL to it was above this (GARDO); null follows by
-    update_interval alone."""
 
     @model_validator(mode="after")
     def _schedule_is_read(self) -> Self:
@@ -177,7 +174,7 @@ class Lag:
     def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
-        applied = update % self.update_interval == 0 or self._is_far(roles)
+        applied = update % self.update_interval == 0 or self.is_far(roles)
         weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
         if applied:
             roles.blend(name, weight, source)
@@ -188,7 +185,20 @@ class Lag:
             f"{prefix}/decay": weight,
         }
 
-    def _is_far(self, roles: FlowRoles) -> bool:
+    def is_far(self, roles: FlowRoles) -> bool:
+        """Whether it follows out of turn."""
+        return False
+
+
+@options
+class LagWithin(Lag):
+    """How a policy follows that may be the reference."""
+
+    kl_limit: Positive | None = None
+    """Of the reference: it follows as well after an update whose mean KL to it was above this (GARDO); null follows by
+    update_interval alone."""
+
+    def is_far(self, roles: FlowRoles) -> bool:
         if self.kl_limit is None:
             return False
         return any(roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss"))

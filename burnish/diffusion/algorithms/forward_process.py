@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Lag, Needs, Role
+from burnish.diffusion.algorithms.base import Lag, LagWithin, Needs, Role
 from burnish.diffusion.algorithms.policy_gradient import EXACT, summed
 from burnish.options import SAMPLED, Count, Finite, Fraction, NonNegative, Positive
 from burnish.registry import Choice, ReadIf, options
@@ -126,7 +126,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     {name: NAME} with its options; null takes its own."""
     old: Lag = Field(default_factory=Lag)
     """How the old policy follows the one that learns: by decay, ema, linear, counts and update_interval."""
-    lagged: dict[str, Lag] = Field(default_factory=dict)
+    lagged: dict[str, LagWithin] = Field(default_factory=dict)
     """Further policies that lag behind, by names of yours, each with the options of old; options that name a policy
     choose among them. The name reference moves the reference, which is else the network before training."""
     sample_with: Annotated[str, SAMPLED] = "old"
@@ -162,7 +162,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
                 raise ValueError(
                     f"{option} is {name!r:.40}; it must be one of {', '.join(known)}, or a policy that lagged names"
                 )
-        for name, lag in self.lags.items():
+        for name, lag in self.lagged.items():
             if lag.kl_limit is not None and name != "reference":
                 raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; leave it out")
         clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
@@ -191,7 +191,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     @property
     def lags(self) -> dict[str, Lag]:
         """How each policy follows, by its name."""
-        return {"old": self.old} | self.lagged if self.keeps_old else self.lagged
+        return ({"old": self.old} if self.keeps_old else {}) | self.lagged
 
     def needs(self) -> Needs:
         advantage = chosen(self, "advantage")

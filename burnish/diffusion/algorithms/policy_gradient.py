@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role, in_parts
+from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording, Role, in_parts
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 Share = Annotated[float, Field(gt=0, le=1)]
-Moving = dict[Literal["reference"], Lag]
+Moving = dict[Literal["reference"], LagWithin]
 
 
 @options

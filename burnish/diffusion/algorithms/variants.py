@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Lag, Needs, Recording
+from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Moving, Share, StepPolicyGradient, Window
 from burnish.options import NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, lookup, register
@@ -178,7 +178,7 @@ class GARDO(FlowGRPO, advantage="diverse_group"):
     """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
     with its options; null holds all alike."""
     lagged: Annotated[Moving, ReadIf("kl_coef")] = Field(
-        default_factory=lambda: Moving({"reference": Lag(update_interval=50, kl_limit=1e-4)})
+        default_factory=lambda: Moving({"reference": LagWithin(update_interval=50, kl_limit=1e-4)})
     )
     """How the reference follows the policy, with the options of old: {reference: {update_interval: 50}}; {} keeps the
     network before training."""

@@ -28,14 +28,14 @@ GRPO stands in ``policy_gradient``; Clip-Cov, KL-Cov and PPO, which trains a val
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, TokenWeighting
 from burnish.language.algorithms.policy_gradient import GRPO, Aggregation, Share, TokenPolicyGradient
 from burnish.options import Finite, Positive, Whole
-from burnish.registry import ReadIf, options, register
+from burnish.registry import options, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -182,6 +182,9 @@ class DRPO(AroundSampler, advantage="group", surrogate="drpo"):
     sampler's, and are pulled back beyond the limit (Yao et al. 2026, arXiv:2606.09821)."""
 
 
+MU_VALLEY = 0.05  # what CHORD's share of imitation falls to
+
+
 @register("language algorithm", "chord")
 class CHORD(GRPO):
     """GRPO and the imitation of experts in one loss, (1 - mu) GRPO + mu SFT, in which mu falls and unsure tokens count
@@ -194,12 +197,9 @@ class CHORD(GRPO):
     """How the losses of tokens become one; the authors' code counts every token alike."""
     weighting: TokenWeighting = "phi"
     """Weight of an expert's token with probability p: equal: 1; probability: p (DFT); phi: p (1 - p)."""
-    mu_warmup: Whole = 0
-    """Updates over which mu, the share of imitation, grows from 0 to supervised.coef."""
     mu_decay: Whole = 0
-    """Updates over which it then falls to mu_valley, along half a cosine; 0 keeps it."""
-    mu_valley: Annotated[float, Field(ge=0, le=1), ReadIf("mu_decay")] = 0.05
-    """mu_decay: what it falls to."""
+    """Updates over which mu, the share of imitation, falls from supervised.coef to 0.05, along half a cosine; 0 keeps
+    it."""
 
     def needs(self) -> LanguageNeeds:
         from dataclasses import replace
@@ -207,12 +207,8 @@ class CHORD(GRPO):
         return replace(super().needs(), imitates=self.weighting)
 
     def shares(self, update: int, coef: float) -> tuple[float, float]:
-        mu = coef
-        if (step := update - 1) < self.mu_warmup:
-            mu = coef * step / self.mu_warmup
-        elif self.mu_decay:
-            done = min((step - self.mu_warmup) / self.mu_decay, 1.0)
-            mu = self.mu_valley + (coef - self.mu_valley) * (1 + math.cos(math.pi * done)) / 2
+        done = min((update - 1) / self.mu_decay, 1.0) if self.mu_decay else 0.0
+        mu = MU_VALLEY + (coef - MU_VALLEY) * (1 + math.cos(math.pi * done)) / 2
         return 1 - mu, mu
 
 
