@@ -15,7 +15,6 @@ def statistic(mean: float | None, correlation: float = 0.0, prefix: str = "criti
 
 
 def raised(detector, rows) -> list[tuple[int, Alarm | None]]:
-    """What stands after each update."""
     found = []
     for update, row in enumerate(rows, start=1):
         detector.add(update, row)

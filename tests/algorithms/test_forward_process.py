@@ -22,7 +22,6 @@ def made(name, **options):
 
 
 def prepared(algorithm, **more):
-    """A batch, all of its terms, and roles whose policy has moved."""
     batch, _ = algorithm.compute_advantages(scored(**more))
     (part,) = algorithm.micro_batches(batch, 1000)
     return batch, part, Linear()

@@ -46,7 +46,6 @@ def disagreeing(bench, shift=SHIFT):
 
 
 def elements(scored):
-    """Of a latent: what log-probs are means over."""
     return scored.trace.latents[0].numel()
 
 
@@ -140,7 +139,6 @@ def following(pipeline, name, *, micro=100):
 
 
 def loss_of(bench, batch):
-    """The loss of a batch, as the worker divides it."""
     parts = bench.algorithm.micro_batches(batch, bench.roles.micro_batch_size)
     return sum(bench.algorithm.loss(part, bench.roles).total for part in parts) / bench.algorithm.size(batch)
 

@@ -74,7 +74,6 @@ def trajectory(state, next_state, index, logprob, times=TIMES):
 
 
 def judged(trace):
-    """Rewards of two groups; that of the second sample is missing."""
     count = len(trace)
     reward, missing = torch.arange(float(count)).sin(), torch.arange(count) == 1
     scores = Scores(reward=reward, missing=missing, components=reward[:, None], names=("r",), notes=[""] * count)
@@ -85,7 +84,6 @@ def judged(trace):
 
 
 def sampled(algorithm):
-    """What a policy that is some way off sampled."""
     draw = torch.Generator().manual_seed(4)
     states = [torch.randn(SAMPLES, 3, 2, generator=draw)]
     logprob = torch.zeros(SAMPLES, STEPS)
@@ -162,8 +160,6 @@ def test_the_gradient_is_that_of_finite_differences(name, options):
 
 
 def widened(algorithm, scored):
-    """The same samples with further elements that are given."""
-
     def wider(value, more):
         return torch.cat([value, more.expand(*value.shape[:-1], FIXED)], -1)
 

@@ -14,7 +14,6 @@ NAMES = (*LEARN, "slow", "reference")
 
 
 def recorded(*, missing=()):
-    """Samples of four recorded steps."""
     plain = scored(missing=missing)
     draw = torch.Generator().manual_seed(8)
     states = torch.randn(COUNT, STEPS + 1, DIM, generator=draw, dtype=torch.float64)
@@ -54,8 +53,6 @@ class Networks:
 
 
 def by_hand(algorithm, part, roles):
-    """The loss of every term, from the formulas."""
-
     def velocity(name, x, time, mark=0.0):
         return x @ roles.weights[name] * (1 + mark / 1000) + time[:, None]
 

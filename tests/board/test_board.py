@@ -99,7 +99,6 @@ def test_images_and_verdict_are_seen_first(page: Browser, port: int):
 
 
 def put(page: Browser, where: str, value: str) -> None:
-    """Give a field a value, as typing or choosing does."""
     find = f"document.querySelector({json.dumps(where)})"
     page.until(find)
     page.ask(f"{find}.value = {json.dumps(value)}")

@@ -25,7 +25,6 @@ def path(run: TinyRun) -> Path:
 
 
 def said(path: Path, status: int = 2) -> str:
-    """What is said of a checkpoint that is to be exported."""
     target = path.parents[2] / "exported"
     told = burnish("export", path, "--output", target, status=status)
     assert target.exists() == (status == 0)

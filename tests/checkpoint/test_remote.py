@@ -21,7 +21,6 @@ def kept(folder: Path) -> list[str]:
 
 
 def told(run: TinyRun) -> list[dict[str, float]]:
-    """Metrics, but for those about copies."""
     return [{name: value for name, value in line.items() if "checkpoint_copy" not in name} for line in run.metrics]
 
 

@@ -13,7 +13,6 @@ from tests.support.tiny_run import burnish
 
 
 def kept(run, name, records, place="samples", **about):
-    """Samples of one prompt: images of a shade each, or responses."""
     folder = run / place / name
     folder.mkdir(parents=True)
     lines = []

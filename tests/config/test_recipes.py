@@ -38,7 +38,6 @@ def value_of(config: Any, option: str) -> Any:
 
 
 def options_in(tree: Any, prefix: str = "") -> list[str]:
-    """Dotted names of what a recipe's file says."""
     if isinstance(tree, list) and tree and isinstance(tree[0], dict):
         tree = {str(i): one for i, one in enumerate(tree)}
     if not isinstance(tree, dict) or prefix.rstrip(".") in OPERATIONAL:
@@ -47,7 +46,6 @@ def options_in(tree: Any, prefix: str = "") -> list[str]:
 
 
 def files_of(recipe: str) -> list[str]:
-    """The texts of a recipe and of the base that it extends."""
     return [(RECIPES / name).read_text() for name in (f"{recipe}.yaml", f"{recipe.split('/')[0]}/base.yaml")]
 
 

@@ -14,7 +14,6 @@ def ids(file: str) -> set[str]:
 
 
 def explained(table: str) -> set[str]:
-    """Ids that the rows of a table start with."""
     return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
 
 

@@ -37,7 +37,6 @@ def gradient(loss, tensor) -> torch.Tensor:
 
 
 def algorithm(name: str, **options: Any) -> Any:
-    """The class that a recipe's ``algorithm.name`` names."""
     return lookup("language algorithm", name)(**options)
 
 
@@ -82,7 +81,6 @@ def test_log_probs_and_entropy(c):
 
 
 def scores(logits, ids):
-    """Of the language head, which is the identity here."""
     vocabulary = logits.shape[-1]
     nothing = torch.zeros(0, dtype=torch.long)
     found = chosen_scores(logits.flatten(0, 1), torch.eye(vocabulary), ids.flatten(), temperature=1.0, banned=nothing)
@@ -234,7 +232,6 @@ def test_whitening_over_the_whole_batch(c):
 
 
 def rows_of(parts) -> torch.Tensor:
-    """Rows of several batches, one under the other, padded with 0."""
     return torch.nn.utils.rnn.pad_sequence([row for part in parts for row in part.float()], batch_first=True)
 
 

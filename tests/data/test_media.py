@@ -30,7 +30,6 @@ def encoded(kind, image=NOISE, **how):
 
 
 def refused_at(folder, images):
-    """What a run says that is to begin on questions about images."""
     for name, content in images.items():
         (folder / name).write_bytes(content)
     records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in images]

@@ -125,7 +125,6 @@ def test_a_prompt_s_number_is_that_of_its_content(folder):
 
 
 def verl_rows():
-    """Records as data sets for verl have them."""
     shared = {"data_source": "edits", "prompt": [{"role": "system", "content": "You draw."}, user("a cat")],
               "negative_prompt": None, "images": [], "extra_info": {"index": 4, "source": None},
               "reward_model": {"style": "model", "ground_truth": "cat"}}  # fmt: skip

@@ -20,7 +20,6 @@ NEXT = "Video-R1/Video-R1-data"
 
 
 def prepare(name, folder, status=0):
-    """Have a set written; what was said."""
     return burnish("data", "prepare", name, "--output", folder, status=status)
 
 
@@ -67,7 +66,6 @@ def github(monkeypatch):
 
 
 def counted(monkeypatch, name, count):
-    """A set of which so many records are expected."""
     splits = {split: replace(one, count=count) for split, one in SETS[name].splits.items()}
     monkeypatch.setitem(SETS, name, replace(SETS[name], splits=splits))
 

@@ -22,7 +22,6 @@ def said(text="b", **more):
 
 
 def calling(**function):
-    """A message of the assistant that calls a tool."""
     return said(None, tool_calls=[function])
 
 
@@ -184,7 +183,6 @@ def test_a_wrong_table_is_named_with_its_line(tmp_path, text, word):
 
 
 def shown(path, *options):
-    """What is said of files that can't be read."""
     return burnish("data", "show", path, "--recipe", LANGUAGE, *options, status=2).message
 
 

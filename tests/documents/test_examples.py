@@ -30,7 +30,6 @@ ENVIRONMENT = os.environ | {
 
 
 def python(folder: Path, *arguments: str | Path) -> str:
-    """What a Python of its own says, which has to succeed."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,

@@ -63,7 +63,6 @@ def place(tmp_path):
 
 
 def write_titled(page: Path, place: Path) -> None:
-    """Blocks of a page that are files."""
     for block in blocks(page):
         if block.title:
             (place / block.title).write_text(block.text)
@@ -79,12 +78,10 @@ def test_what_a_page_shows_is_so(page, place):
 
 
 def wrong_text(page: Path, text: str) -> list[str]:
-    """What is wrong in the text around blocks."""
     return [f"{name}: {what}" for name, reader in READERS.items() for what in reader(page, text)]
 
 
 def wrong_block(block: Block, page: Path, place: Path) -> str:
-    """Why a block is not what the word on its fence says."""
     if block.kind not in BLOCKS:
         return f"{block.where}: a block must be one of {', '.join(BLOCKS)}, not {block.kind!r}"
     if not block.text.strip():
@@ -205,7 +202,6 @@ def refused(line: str) -> str:
 
 
 def wrong_names(page: Path, text: str) -> Iterator[str]:
-    """Names of Python that are nowhere."""
     for name in spans(text):
         ours = re.match(r"(burnish|benchmarks|tests|tools)\.[a-z]", name) and name != ENTRY_POINTS
         if ours and not exists(name.partition("(")[0].replace(":", ".")):
@@ -213,7 +209,6 @@ def wrong_names(page: Path, text: str) -> Iterator[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name is a module, or what is in one."""
     module, _, rest = name.rpartition(".")
     try:
         importlib.import_module(name)
@@ -274,7 +269,6 @@ def long_cells(page: Path, text: str) -> Iterator[str]:
 
 
 def sections(page: Path) -> set[str]:
-    """The names by which a page's headings can be linked to."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -300,7 +294,6 @@ def test_the_documents_are_short_and_plain():
 
 
 def in_helps() -> Iterator[tuple[str, str]]:
-    """Commands in recipes and helps, with where."""
     for file in (*(ROOT / "burnish/recipes").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")):
         for line in re.findall(r"^ *#.*?(?:# +|: )((?:burnish|python) .*)$", file.read_text(), re.M):
             yield file.relative_to(ROOT).as_posix(), line
@@ -358,7 +351,6 @@ def test_what_is_not_so_is_found(broken, said, place):
 
 
 def shown(page: str) -> str:
-    """The last block of text of a page."""
     return [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"][-1]
 
 

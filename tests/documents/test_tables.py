@@ -58,7 +58,6 @@ def is_named(option: str, text: str) -> bool:
 
 
 def only_there(options: dict[str, set[str]]) -> dict[str, set[str]]:
-    """By name, what no other has."""
     counts = Counter(option for own in options.values() for option in own)
     return {name: {option for option in own if counts[option] == 1} for name, own in options.items()}
 

@@ -50,7 +50,6 @@ def test_ranks_save_together_and_a_disk_that_is_full_for_one_fails_the_save_of_a
 
 
 def lose(ranks: Any, folder: Path) -> str | bytes:
-    """The second rank ends without a word, once both are there."""
     ranks.max(0)  # the start
     if ranks.rank:
         return "left"

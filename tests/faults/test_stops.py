@@ -72,7 +72,6 @@ class Stopped:
         return TinyRun(self.files, half, model, *options, *ASKED, *more, name=f"stops/{self.kind}/{name}")
 
     def finish(self, run: TinyRun, *more: str) -> None:
-        """It goes on, to the same numbers."""
         Orders.give()
         run.train(*more)
         assert run.metrics[-2:] == self.whole.metrics[-2:]
@@ -88,7 +87,6 @@ ONE_KIND = pytest.mark.parametrize("runs", ["language"], indirect=True)
 
 
 def often(kind: str, call: int) -> bool:
-    """One moment of each is enough for every day."""
     return (kind, call) in {("flow", 5), ("language", 4), ("language", 7)}
 
 

@@ -13,7 +13,6 @@ EQUAL = {2, 3, 4, 5}  # updates of which all rewards are equal
 
 
 def judge(samples: list[Any], prompts: list[Any], folder: str) -> list[float]:
-    """It is asked once in each update."""
     with (Path(folder) / "calls").open("ab") as calls:
         calls.write(b".")
         update = calls.tell()

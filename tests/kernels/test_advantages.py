@@ -33,7 +33,6 @@ def advantages(reward, group, *, missing=None, **options) -> torch.Tensor:
 
 
 def by_name(name: str, reward, group, **options) -> torch.Tensor:
-    """What the algorithm of that name makes of rewards, [B]."""
     reward, group = torch.as_tensor(reward), torch.as_tensor(group)
     missing = torch.zeros(len(reward), dtype=torch.bool)
     scores = Scores(
@@ -237,7 +236,6 @@ def test_a_kl_holds_whom_other_rewards_doubt_most_and_more_of_them_as_doubts_gro
 
 
 def of_samples(name: str, given: Rewards | None = None, **options) -> torch.Tensor:
-    """Of each sample [B]; all of its actions have the same."""
     made = lookup("language algorithm", name)(**OPTIONS.get(name, {}), **options)
     found = advantages_of(made, given or rewards()).advantage
     assert torch.equal(found, found[:, :1].expand_as(found))
@@ -303,7 +301,6 @@ def test_the_optimal_baseline_weighs_long_responses_more():
 
 
 def everyway(correct: list[bool], k: int) -> torch.Tensor:
-    """Pass@k's advantage by going through all groups of k."""
     groups = list(itertools.combinations(range(len(correct)), k))
     reward = torch.tensor([float(any(correct[i] for i in group)) for group in groups], dtype=torch.float64)
     std = reward.std(correction=0)

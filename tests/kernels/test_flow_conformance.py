@@ -31,7 +31,6 @@ QWEN = {"use_dynamic_shifting": True, "shift_terminal": 0.02, "time_shift_type":
 
 
 def times_of(case):
-    """The schedule that a case describes, by our options."""
     given, name = case.inputs, case.id.partition("/")[2]
     if name.startswith("sd35"):
         return schedule(given["n"], num_train_timesteps=given["num_train_timesteps"], shift=given["shift"])

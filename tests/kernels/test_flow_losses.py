@@ -35,8 +35,6 @@ def forward_terms(target: Tensor, **given: Tensor) -> Any:
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:
-    """Roles with these velocities."""
-
     def says(velocity: Tensor | None) -> Any:
         return lambda *asked, **guidance: velocity
 
@@ -142,7 +140,6 @@ def test_a_perfect_prediction_has_logprob_0_and_a_finite_gradient_and_every_erro
 
 
 def interleaved(values: torch.Tensor) -> torch.Tensor:
-    """Winners, then losers, as rows of pairs."""
     return torch.stack(values.chunk(2), 1).flatten(0, 1)
 
 

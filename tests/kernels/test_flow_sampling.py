@@ -32,7 +32,6 @@ class Field:
 
 
 def normal(keys) -> torch.Tensor:
-    """A draw of its own for every key, a few numbers."""
     seeds = [sum(number * 1009**place for place, number in enumerate(key, 1)) for key in keys]
     return torch.stack([torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 

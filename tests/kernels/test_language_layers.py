@@ -133,7 +133,6 @@ def drawn(tokens, *, dtype=torch.bfloat16):
 
 
 def attended(tensors, layer, **more):
-    """Outputs and gradients, on whatever device the tensors lie."""
     given = [tensor.requires_grad_() for tensor in tensors]
     out, _ = attend(layer, *given, None, scaling=0.3, **more)
     (out.float() * torch.linspace(-1, 1, out.shape[1], device=out.device)[:, None, None]).sum().backward()

@@ -73,7 +73,6 @@ def test_choices_follow_the_weights():
 
 
 def answers(family, *, n=4, batch_size=64, rows=None, on_ended=None, limits=None, partial=(), **sampling):
-    """N responses to each of a family's prompts, or some of them."""
     model = model_of(family)
     encoded = encode_all(model, family)
     rows = range(n * len(encoded)) if rows is None else rows
@@ -84,7 +83,6 @@ def answers(family, *, n=4, batch_size=64, rows=None, on_ended=None, limits=None
 
 
 def sample(n=64, family="llama", **sampling):
-    """N responses to a family's first prompt."""
     return answers(family, n=n, rows=range(n), **({"max_new_tokens": 10} | sampling))
 
 

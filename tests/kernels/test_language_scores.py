@@ -39,7 +39,6 @@ def scored_by_transformers(family, model, network, completion, temperature):
 
 
 def chosen(logprobs, completion):
-    """Log-probs [B, T] of the tokens of the responses."""
     found = torch.zeros(completion.ids.shape)
     for row, logs in enumerate(logprobs):
         found[row, : len(logs)] = logs.gather(1, completion.ids[row, : len(logs), None])[:, 0]

@@ -10,7 +10,6 @@ from burnish.models.lora import lora_layers
 
 
 def layer(dtype: torch.dtype, *, bias: bool = True, precision: torch.dtype = torch.float32) -> torch.nn.Module:
-    """peft's own, with an adapter that adds something."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(12, 20, bias=bias, dtype=dtype)).requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=3, lora_alpha=5, target_modules=["0"]), network, adapter_name="policy")
@@ -21,7 +20,6 @@ def layer(dtype: torch.dtype, *, bias: bool = True, precision: torch.dtype = tor
 
 
 def learned(network, x):
-    """Output, and gradients of the input and of the adapter."""
     x = x.clone().requires_grad_()
     y = network(x)
     y.float().square().sum().backward()

@@ -22,7 +22,6 @@ RULES = [
 
 
 def bounds(threshold: float | str) -> dict[str, float]:
-    """A number bounds from above, "lower_upper" on both sides."""
     if isinstance(threshold, str):
         lower, upper = (float(bound) for bound in threshold.split("_"))
         return {"lower": lower, "upper": upper}

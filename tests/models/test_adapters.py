@@ -18,13 +18,11 @@ OWN = "model.lora={targets: [q_proj, down_proj], rank: 2"
 
 
 def trained(run, network="policy"):
-    """Adapters of a network in the last checkpoint."""
     return {name: value for name, value in run.tensors.items()
             if f".{network}." in name and ".lora_" in name and "optimizer" not in name}  # fmt: skip
 
 
 def layers(files, model, lora):
-    """Those that get adapters."""
     run = run_of(files, model, f"model.lora={lora}", name="layers")
     run.train(*SHORT)
     names = {name.partition(".lora_")[0].partition("policy.")[2] for name in trained(run)}

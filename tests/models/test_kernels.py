@@ -10,7 +10,6 @@ CLOCK = ("mfu", "flops", "memory")
 
 
 def numbers(files, model, *options, name="how", steps=1):
-    """Of every update but the speed, and what was said."""
     run = run_of(files, model, *options, name=name)
     said = run.train(f"steps={steps}", "trainer.epochs=1")
     rows = [{key: value for key, value in row.items() if value is not None and not any(one in key for one in CLOCK)}

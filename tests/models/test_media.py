@@ -73,7 +73,6 @@ def test_parts_and_media_must_match():
 
 
 def heard(model, seconds=1.4):
-    """A question about a sound."""
     parts = [{"type": "audio"}, {"type": "text", "text": "How high?"}]
     return model.encode([{"role": "user", "content": parts}], Shown(audios=[Audio(tone(seconds), model.audio_rate)]))
 

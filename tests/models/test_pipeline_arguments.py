@@ -21,7 +21,6 @@ WITH_IMAGES = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.ui
 
 
 def call_of(kind, guidance, prompt, **rollout):
-    """The arguments of a pipeline's call for a prompt, checked."""
     from burnish.diffusion.options import RolloutOptions
     from burnish.diffusion.pipeline.arguments import Arguments
 

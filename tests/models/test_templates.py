@@ -54,7 +54,6 @@ CASES = {  # family, template, further tokens, how the tokenizer ends a text, ho
 
 
 def write(folder, case):
-    """A model's directory with the template of a case."""
     family, template, marks, eos, ends, _ = CASES[case]
     tiny_language(folder, family, marks=marks)
     notes = json.loads((folder / "tokenizer_config.json").read_text())
@@ -84,7 +83,6 @@ def said(role, text):
 
 
 def whole(model, *messages, prompt=True, tools=None):
-    """A conversation as the tokenizer's own template writes it."""
     shown = messages if model.processor is not None else [m | {"content": m["content"][0]["text"]} for m in messages]
     text = model.tokenizer.apply_chat_template(
         list(shown), tools=tools, tokenize=False, add_generation_prompt=prompt, enable_thinking=False

@@ -165,7 +165,6 @@ def test_what_a_run_would_refuse_or_a_forecast_can_not_tell_is_said(options, wor
 
 
 def networks():
-    """Of published models, of which large ones take seconds."""
     from burnish.plan.published import published
 
     return [

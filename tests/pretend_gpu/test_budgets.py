@@ -39,7 +39,6 @@ MODELS = [
 
 
 def counted(pipeline: Any) -> Counter[str]:
-    """The rows that networks compute from here on."""
     found = Counter[str]()
     for name in ("transformer", "transformer_2", "unet"):
         part: nn.Module | None = getattr(pipeline, name, None)

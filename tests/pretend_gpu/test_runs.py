@@ -25,7 +25,6 @@ SHORT = ["steps=2", "forecast=off", "optimizer.warmup_steps=0", "validation.befo
 
 
 def cells(half: str) -> list[Any]:
-    """Names and precisions of a half."""
     return [
         pytest.param(
             half, name, precision,

@@ -140,7 +140,6 @@ def linked(folder, outside, place):
 
 
 def bombs(folder, outside):
-    """Images that would fill the memory."""
     for update in folder.validations():
         (folder.validation(update) / "pictures" / "000-00.png").write_bytes(promised(60_000, 60_000))
 

@@ -77,7 +77,6 @@ def processed(*images: np.ndarray):
 
 
 def patches(frames: np.ndarray):
-    """Frames without resizing, by loops."""
     mean, std = (torch.tensor(one).view(3, 1, 1) for one in
                  ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]))  # fmt: skip
     x = (torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 - mean) / std

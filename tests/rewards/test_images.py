@@ -90,7 +90,6 @@ DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 def moving(places, *, ink: int = 0, paper: int = 255, grain: int = 0) -> Clip:
-    """A square of 4 x 4 pixels at places (x, y)."""
     frames = np.full((len(places), 32, 32, 3), paper, np.int64)
     for frame, (x, y) in zip(frames, places, strict=True):
         frame[y : y + 4, x : x + 4] = ink

@@ -218,7 +218,6 @@ def test_a_score_is_read_as_published_judges_write_it_or_has_no_value():
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
-    """Scores on responses."""
     one = reward("judge", path=str(folder_of(family)), **options)
     return judged(one, [Response(text) for text in texts], prompt)
 

@@ -87,7 +87,6 @@ def test_a_product_and_a_function_of_the_user_say_what_they_can_not_count(mixed,
 
 
 def scores(run) -> list[tuple[float, float]]:
-    """The least and the greatest reward of each update."""
     return [(row["critic/score/min"], row["critic/score/max"]) for row in run.metrics[1:]]
 
 

@@ -31,7 +31,6 @@ def close(found, expected, rtol=1e-4, atol=1e-4) -> None:
 
 
 def processed(name: str) -> torch.Tensor:
-    """Pixels of the four images as transformers makes them."""
     kinds = {"image_similarity": BitImageProcessorPil, "siglip": SiglipImageProcessorPil}
     processor = kinds.get(name.rstrip("2"), CLIPImageProcessorPil).from_pretrained(checkpoint(name))
     return torch.cat([torch.from_numpy(np.stack(processor([one])["pixel_values"])) for one in examples()])

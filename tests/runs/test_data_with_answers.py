@@ -57,7 +57,6 @@ def scored(files):
 
 
 def rows_of(run):
-    """Lines of metrics.jsonl, speeds and sizes too."""
     return [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -25,7 +25,6 @@ FORGETS = ("{{ part['text'] }}", "{{ part['text'][-1:] if message['role'] == 'as
 
 
 def seen_alike(model, completion, temperature=0.9, layouts=("padded", "packed", "shared"), atol=1e-5):
-    """The trainer sees what the sampler saw."""
     for layout in layouts:
         scores = response_logprobs(model, model.network, completion, temperature=temperature, layout=layout)
         torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=atol)

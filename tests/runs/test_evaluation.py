@@ -32,7 +32,6 @@ def blind(samples, prompts):
 
 
 def recipe(run):
-    """With its options, of an untrained model."""
     tree = json.loads(run.recipe.read_text())
     for option in run.options:
         name, _, value = option.partition("=")
@@ -56,7 +55,6 @@ def model(files):
 
 
 def suite(folder, half, **changes):
-    """A suite of six prompts; its scorer knows no right answer."""
     (folder / "functions.py").write_text(FUNCTIONS)
     words = ["one", "two", "three", "four", "five", "six"]
     records = [{"prompt": f"No. {word}?", "answer": word, "data_source": word[0]} for word in words]

@@ -15,7 +15,6 @@ ODD = (28, 20)  # pixels of an image that can't be read
 
 
 def records(files):
-    """Four questions about an image, of which the third is odd."""
     Image.new("RGB", ODD).save(files / "odd.png")
     lines = [{"prompt": f"<image>No. {i}?", "images": ["odd.png" if i == 2 else "0.png"]} for i in range(4)]
     (files / "odd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -46,7 +46,6 @@ def scores(run, update):
 
 
 def asked():
-    """Responses and prompts of records without images."""
     rows = [(labels[name], question) for question in QUESTIONS for labels in LABELS["bradley_terry"]
             for name in ("chosen", "rejected")]  # fmt: skip
     return [Response(text) for text, _ in rows], [Prompt(text=question) for _, question in rows]
@@ -121,7 +120,6 @@ QUESTION = "Is this {prompt}?"
 
 
 def grey(value, seed):
-    """An image of 24 x 16 pixels about as bright as that."""
     noise = np.random.default_rng(seed).integers(-20, 20, (16, 24, 3))
     return np.clip(value + noise, 0, 255).astype(np.uint8)
 

@@ -138,7 +138,6 @@ def test_what_does_not_fit_or_did_not_come_is_named():
 
 
 def uneven(version: int) -> Weights:
-    """Weights that two ranks cut unevenly, and not at all."""
     draw = torch.Generator().manual_seed(version)
     shapes = {"embed": (5, 3), "row": (1, 7), "bias": (9,), "block": (8, 2, 3)}
     found = {name: torch.randn(*shape, generator=draw) for name, shape in shapes.items()}

@@ -70,7 +70,6 @@ def three(pools):
 
 
 def kill(group: ActorGroup, rank: int) -> float:
-    """Kill a worker; when it was."""
     time.sleep(0.5)  # it has begun, most likely; what it is asked before it does ends in the same way
     os.kill(group.pids[rank], signal.SIGKILL)
     return time.monotonic()
@@ -178,7 +177,6 @@ def syncs(sides) -> WeightSync:
 
 
 def publish(sides, syncing: WeightSync, version: int) -> None:
-    """Both samplers use a version, and have the same weights."""
     sides[0].call("learn", version)
     syncing.send(version, full=True)
     for rank in range(2):

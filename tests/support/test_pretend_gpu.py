@@ -19,7 +19,6 @@ REAL = torch.cuda.is_available()  # asked before anything is pretended
 
 
 def heard(run: Callable[[], Any]) -> int:
-    """How often torch itself speaks of a synchronising operation."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as said:

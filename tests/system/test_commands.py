@@ -47,13 +47,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ours(folder: Path) -> np.ndarray:
-    """Images of the trained policy from our own engine."""
     burnish("sample", folder / "run", *PROMPTS, "-n", "2", "-o", folder / "ours", "--seed", "5")
     return np.stack([np.asarray(Image.open(file)) for file in sorted((folder / "ours").glob("*-*.png"))]).astype(int)
 
 
 def noise() -> object:
-    """What they begin from."""
     from burnish.utils import random
 
     keys = [(5, "sample", 0, Prompt(text=text).uid, sample, "start") for text in PROMPTS for sample in range(2)]

@@ -38,7 +38,6 @@ def place(tmp_path: Path) -> Path:
 
 
 def on_lists(files: Path, place: Path, name: str, *more: str) -> TinyRun:
-    """A run on eight records of two lists."""
     run = TinyRun(
         files, "language", "llama", "algorithm=grpo", "checkpoint.every=1", "validation.every=1",
         "validation.max_prompts=1",

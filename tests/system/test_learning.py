@@ -18,7 +18,6 @@ SPOILED = ROOT / "benchmarks" / "spoiled_rewards.py"
 
 
 def trained(recipe: str, output: Path, *options: str) -> list[dict[str, Any]]:
-    """The lines of the metrics of a run."""
     burnish("train", recipe, *options, f"output_dir={output}")
     assert (output / "report.html").stat().st_size > 20_000
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
@@ -90,7 +89,6 @@ def test_rewards_of_other_responses_teach_nothing(tmp_path):
 
 
 def alarmed(caplog, name: str) -> str:
-    """The one alarm on a measure."""
     (text,) = [r.getMessage() for r in caplog.records if name in r.getMessage() and ": alarm " in r.getMessage()]
     return text
 

@@ -9,7 +9,6 @@ ONE_STEP = ["steps=1", "trainer.mini_batch_size=null", "trainer.epochs=1", "mode
 
 
 def learned(files, algorithm: str, *options: str) -> dict[str, float]:
-    """Metrics of the first update."""
     run = TinyRun(files, "language", "qwen3_moe", f"algorithm={algorithm}", *ONE_STEP, *options, name="balance")
     run.train()
     return run.metrics[1]

@@ -114,7 +114,6 @@ class Towered(torch.nn.Module):
         return x
 
     def loss(self, rank: int, *, image: bool = False) -> Tensor:
-        """Each rank calls the network twice before its backward pass."""
         x = torch.linspace(0, 1 + rank, 8).view(2, 4)
         return self(x, image=image).sum() + self(x + 1, image=image).square().sum()
 
@@ -126,7 +125,6 @@ LAID = {
 
 
 def lower(options: ShardingOptions) -> torch.autocast:
-    """Half precision where weights travel in it."""
     return torch.autocast("cpu", torch.bfloat16, enabled=options.gather == "compute")
 
 

@@ -59,7 +59,6 @@ def test_any_number_of_heads_is_shared_out(size: int, tmp_path: Path) -> None:
 
 
 def begun(recipe: Path, options: list[str], size: int, ranks: Ranks) -> Any:
-    """A run of ranks, of which ``size`` split each sequence."""
     several = ["runtime=ray", f"pools.train.processes={ranks.size}", f"sharding.context_parallel={size}"]
     config = load(str(recipe), [*options, *(several if ranks.size > 1 else [])])
     assembly = assemble(config, ranks.in_contexts(size), trains=True)
@@ -69,7 +68,6 @@ def begun(recipe: Path, options: list[str], size: int, ranks: Ranks) -> Any:
 
 
 def learned(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Metrics and gradients of an optimizer step."""
     assembly = begun(recipe, options, size, ranks)
     metrics, weights = learn(assembly, 1), assembly.workers.groups[0].parameters
     gradients: dict[str, Any] = {name: one.grad for name, one in weights.items() if one.grad is not None}

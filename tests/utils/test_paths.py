@@ -20,7 +20,6 @@ def content(folder):
 
 
 def refuses(folder):
-    """No run begins in a folder, and what is there stays."""
     before = content(folder.parents[1])
     return f"output_dir is {folder}" in burnish("train", "quickstart", f"output_dir={folder}", status=2).message and (
         content(folder.parents[1]) == before

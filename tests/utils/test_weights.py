@@ -212,7 +212,6 @@ def interleaved(weight):
 
 
 def tiny_gguf(path, left_out=""):
-    """A tiny Llama, and its file."""
     gguf = pytest.importorskip("gguf")
     from transformers import LlamaConfig, LlamaForCausalLM
 
