@@ -10,7 +10,7 @@ import pytest
 from tests.support.shown import ROOT
 
 BENCHMARKS = ["checkpoints", "flops", "flow_grpo_settings", "language", "loading", "overhead", "pipeline", "precision",
-              "scoring", "step_time"]  # fmt: skip
+              "real_model", "scoring", "step_time"]  # fmt: skip
 
 
 @pytest.mark.thorough
