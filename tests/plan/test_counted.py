@@ -122,7 +122,8 @@ def test_every_phase_of_a_generator(name):
 def test_every_phase_of_a_language_model(name, files):
     family, sizes, options = MODELS[name]
     run = larger(files, f"wide-{family}", family, "ppo" if PPO[0] in options else "grpo", **sizes)
-    sized = ["rollout.max_new_tokens=16", "trainer.micro_batch_tokens=512", "data.max_prompt_length=200"]
+    length = ["rollout.max_new_tokens=16", "rollout.min_new_tokens=16"]
+    sized = [*length, "trainer.micro_batch_tokens=512", "data.max_prompt_length=200"]
     options = [option.format(files=files) if "{files}" in option else option for option in options]
     given = [*run.options, *sized, "rollout.batch_size=4", *options]
     near(*(peaks(str(run.recipe), given, fake=fake, drawn=True) for fake in (False, True)))

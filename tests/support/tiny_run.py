@@ -1,6 +1,7 @@
 """Short runs of ``burnish`` with tiny models, by the command line and in this process, and what they leave behind."""
 
 import json
+import re
 import shutil
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -115,8 +116,9 @@ class TinyRun:
     """
 
     def __init__(self, files: Path, half: str, model: str, *options: str, name: str = "run") -> None:
-        if not (files / model).exists():
-            burnish("tiny", model, files / model)
+        for one in (model, *re.findall(r"path: '\{files\}/(\w+)'", " ".join(options))):  # teachers, too
+            if not (files / one).exists():
+                burnish("tiny", one, files / one)
         draws = half == "generators"
         data = files if draws else files / ("seen" if model in SEEING else "read")
         tree = TREES[half] | {
