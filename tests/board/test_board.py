@@ -142,7 +142,7 @@ def test_runs_are_sorted_found_grouped_and_swept(page: Browser, tmp_path: Path):
         page.until("document.querySelectorAll('.runs-legend li').length === 2")
         put(page, ".tools .choice select", "optimizer.lr")
         page.until("document.querySelector('.runs-legend').textContent.includes('optimizer.lr 0.0001')")
-        assert page.ask("document.querySelectorAll('.band').length") > 0
+        page.until("document.querySelectorAll('.band').length > 0")
         page.open("about:blank")
 
 
