@@ -21,7 +21,7 @@ from generator_row import Row, measure
 
 from burnish.models.tiny import ALL, describe
 
-KINDS = {"images": "Images", "videos": "Clips", "sound": "Sound"}
+KINDS = {"images": "Images", "videos": "Videos", "sound": "Sound"}
 
 
 def measured(name: str, folder: Path) -> Row:

@@ -119,7 +119,7 @@ class Gate:
 
 @options
 class Hold:
-    """Samples that are held to the reference more strongly than others, by the value of a reward (GARDO's gated KL)."""
+    """Samples that are held to the reference more strongly, by the value of a reward. GARDO's gate is ``kl_gate``."""
 
     below: Finite | None = None
     """Those with a lower value."""
