@@ -92,7 +92,7 @@ def on_files(files: Files, config: Any) -> Files:
         "index.md": landing(made["index.md"]), "recipes.md": gallery(), "papers.md": papers(),
         "reference/options.md": options(), "reference/mathematics.md": mathematics(),
         "reference/foreign_names.md": foreign_names(),
-        "reference/python.md": "# Python\n\n::: burnish.api\n    options: {show_root_heading: false}\n",
+        "reference/python.md": python(),
     }  # fmt: skip
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
@@ -322,6 +322,17 @@ def _code(value: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def python() -> str:
+    """Burnish from Python, and what extensions derive from or return: the classes that the table of them names."""
+    table = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    classes = dict.fromkeys(re.findall(r"`(burnish(?:\.[a-z_]+)+\.[A-Z]\w+)`", table))
+    lines = ["# Python", "", "::: burnish.api", "    options: {show_root_heading: false}", ""]
+    lines += ["## Bases of extensions", "", "[Extending](../extending.md) shows one of each.", ""]
+    for name in (*classes, "burnish.testing"):
+        lines += [f"::: {name}", "    options: {heading_level: 3}", ""]
+    return "\n".join(lines)
 
 
 def mathematics() -> str:
