@@ -61,6 +61,8 @@ WRONG = {  # options, what stands in raises.py, and what is told
     "a name twice": ("plugins=[mine.py,raises.py]", REWARD, ["'redness'", "raises.py:", "mine.py:"]),
     "no method": ("plugins=[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
                   ["'redness'", "score(self, images, prompts)", "raises.py:"]),
+    "no option": ("plugins=[raises.py]", "from burnish import register\n@register('kl estimator', 'x')\n"
+                  "def f(logprob, reference, mask, power=1.0): ...\n", ["parameter power", "*,", "raises.py:"]),
     "no such class": ("rewards.x.name=mine.py:Absent", "", ["rewards.x.name", "Absent"]),
     "a typo": ("plugins=[mine.py] rewards.redness.powr=2", "", ["rewards.redness.powr is 2", "rewards.redness.power"]),
 }  # fmt: skip
