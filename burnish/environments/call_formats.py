@@ -65,10 +65,8 @@ def calls_in(text: str, how: Any, schemas: Schemas) -> list[Call]:
         TypeError: a format of the user returns something else.
     """
     calls = how.read(text, schemas)
-    other = [type(call).__name__ for call in calls if not isinstance(call, Call)] if isinstance(calls, list) else []
-    if other or not isinstance(calls, list):
-        returned = f"a list with {other[0]}" if other else type(calls).__name__
-        raise TypeError(f"it returned {returned}; return a list of burnish.environments.call_formats.Call")
+    if not isinstance(calls, list) or not all(isinstance(call, Call) for call in calls):
+        raise TypeError(f"it returned {calls!r:.80}; return a list of burnish.environments.call_formats.Call")
     return calls
 
 
@@ -264,7 +262,6 @@ def of_texts(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> C
 
 
 FENCE = re.compile(r"```(?:tool_code|python)\s*\n")
-LONGEST = 20_000  # characters that are read as Python
 
 
 @register("call format", "pythonic")
@@ -273,7 +270,7 @@ def pythonic(text: str, schemas: Schemas) -> list[Call]:
     calls = []
     for block in [inner for _, inner in blocks(text, FENCE, "```")] or [_unmarked(text)]:
         source = block.strip()
-        if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > LONGEST:
+        if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > 20_000:
             continue
         try:
             tree = ast.parse(source, mode="eval").body

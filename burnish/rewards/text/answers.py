@@ -28,25 +28,21 @@ def extract(text: str, where: Where) -> str | None:
         where: ``tag`` the first <answer>...</answer>; ``boxed`` the last \boxed{...}; ``tag_or_boxed`` the one that
             is there; ``last_line`` the last line that is not blank; ``all`` the full text.
     """
-    if where == "tag":
-        found = enclosed(text, "<answer>", "</answer>")
-        return None if found is None else text[found[0] : found[1]].strip()
-    if where == "boxed":
-        return boxed(text)
-    if where == "tag_or_boxed":
-        tagged = extract(text, "tag")
-        return boxed(text) if tagged is None else tagged
-    if where == "last_line":
-        lines = text.strip().splitlines()
-        return lines[-1].strip() if lines else None
-    return text.strip() or None
-
-
-def enclosed(text: str, opening: str, closing: str) -> tuple[int, int] | None:
-    """Where the text between the first ``opening`` and the ``closing`` after it begins and ends."""
-    begin = text.find(opening)
-    end = text.find(closing, begin + len(opening)) if begin >= 0 else -1
-    return None if end < 0 else (begin + len(opening), end)
+    match where:
+        case "tag":
+            _, _, behind = text.partition("<answer>")
+            inside, closed, _ = behind.partition("</answer>")
+            return inside.strip() if closed else None
+        case "boxed":
+            return boxed(text)
+        case "tag_or_boxed":
+            tagged = extract(text, "tag")
+            return boxed(text) if tagged is None else tagged
+        case "last_line":
+            lines = text.strip().splitlines()
+            return lines[-1].strip() if lines else None
+        case "all":
+            return text.strip() or None
 
 
 def boxed(text: str) -> str | None:

@@ -122,13 +122,16 @@ def _in_python(token: re.Match[str]) -> str:
 
 
 def _value(node: Any) -> float:
-    if isinstance(node, ast.BinOp):
-        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp):
-        return -_value(node.operand) if isinstance(node.op, ast.USub) else _value(node.operand)
-    if isinstance(node, ast.Call):
-        return _value(node.args[0]) ** 0.5  # type: ignore[no-any-return]
-    return CONSTANTS[node.id] if isinstance(node, ast.Name) else float(node.value)
+    match node:
+        case ast.BinOp(left, operation, right):
+            return OPERATORS[type(operation)](_value(left), _value(right))
+        case ast.UnaryOp(sign, operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+        case ast.Call(_, [operand]):
+            return _value(operand) ** 0.5  # type: ignore[no-any-return]
+        case ast.Name(name):
+            return CONSTANTS[name]
+    return float(node.value)
 
 
 @register("language reward", "numeric")
