@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.options import ScoringOptions
 from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
@@ -116,13 +116,6 @@ class Scorer:
         self._closed = False
         self._failing: RewardsFailing | None = None
         self._breakers = {label: Breaker(label, reward, options.max_failures) for label, reward in rewards.items()}
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def overlaps(self) -> bool:

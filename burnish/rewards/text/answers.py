@@ -17,7 +17,6 @@ from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
 
 Where = Literal["tag", "boxed", "tag_or_boxed", "last_line", "all"]
-BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
 def extract(text: str, where: Where) -> str | None:
@@ -49,7 +48,7 @@ def boxed(text: str) -> str | None:
     r"""The content of the last closed \boxed{...}, nested braces included; None if there is none."""
     opened: list[tuple[int, bool]] = []  # not closed yet: where their content begins, and if it is a box
     last = (-1, -1)
-    for brace in BRACE.finditer(text):
+    for brace in re.finditer(r"\\boxed\{|[{}]", text):
         if brace[0] != "}":
             opened.append((brace.end(), brace[0] != "{"))
         elif opened:
@@ -172,7 +171,6 @@ def iou(one: Box, other: Box) -> float:
     return shared / (sum(areas) - shared)
 
 
-MARKUP = re.compile(r"\*\*|__|`|\$|\\(?:text|textbf|mathrm|mathbf)(?=\{)|[{}]")
 NEGATION = re.compile(
     r"\b(?:not|never|neither|nor|except|wrong|incorrect|false|eliminated?|excluded?|rule[sd]? out)\b|n['’]t\b"
 )
@@ -196,7 +194,7 @@ class MultipleChoice(AnswerReward):
 
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""
-        text = MARKUP.sub("", text).strip()
+        text = re.sub(r"\*\*|__|`|\$|\\(?:text|textbf|mathrm|mathbf)(?=\{)|[{}]", "", text).strip()  # markup
         ways = _ways(self.choices)
         start = ways["label"].match(text)
         if start:

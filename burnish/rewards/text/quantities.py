@@ -191,9 +191,7 @@ UNITS = {
 SCALES = {
     "dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "percent": 0.01,
 }  # fmt: skip
-_WORD = r"[^\W\d_]+|[$€£¥¢]"
-_POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
-_UNIT = re.compile(rf"\s*(?:(square|sq|cubic|cu)\.?\s+)?({_WORD})(?![^\W_])\.?{_POWER}")
+_UNIT = re.compile(r"\s*(?:(square|sq|cubic|cu)\.?\s+)?([^\W\d_]+|[$€£¥¢])(?![^\W_])\.?(?:\s*\^\s*\{?\s*([23])\s*\}?)?")
 _NEXT = re.compile(r"\s*(/|\*|per\b)")
 
 
