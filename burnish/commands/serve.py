@@ -87,7 +87,9 @@ def serve_reward(
     config = load_service(served, task=task)
     for reward in config.rewards.values():
         reward.check([])
-    with closing(bound(host, port)) as listening, Scorer(config.rewards, config.scoring, config.mixing) as scorer:
+    scorer = Scorer(config.rewards, config.scoring, config.mixing)
+    with closing(bound(host, port)) as listening, closing(scorer):
+        scorer.start()
         app = Service(scorer, config.service, token).app()
         answering = server(app, connections=config.service.max_connections, idle=5, farewell=30)
         address = f"[{host}]" if ":" in host else host

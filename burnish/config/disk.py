@@ -82,7 +82,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
         if where.endswith(".py") and not checked_path(where).exists():
             yield (
                 f"rewards.{label}.path is {reward.path}, but there is no {where}. Write it: it must define "
-                f"{name}({reward.takes}), which returns one number for each of the {reward.judged}; "
+                f"{name}({reward.judged}, prompts), which returns one number for each of the {reward.judged}; "
                 f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
             )
     yield from (_not_here(model.option, model) for model in missing_scorers(config))

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
     from starlette.responses import Response
 
-LONGEST = 64 << 20  # bytes of a request: images come as base64
 MODEL = "policy"
 OVER = "the dialogue is over"
 STARTING = threading.Lock()  # programs begin in threads
@@ -101,13 +100,10 @@ class Address:
         routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
         listening = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"  # as OPENAI_BASE_URL
-        about: dict[str, Any] = {
-            "log_level": "critical",
-            "lifespan": "off",
-            "ws": "none",
-            "timeout_graceful_shutdown": 1,
-        }
-        self.server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), **about))
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
+        self.server = uvicorn.Server(config)
         threading.Thread(target=self.server.run, args=([listening],), daemon=True).start()
 
     def close(self) -> None:
@@ -117,11 +113,9 @@ class Address:
     async def _complete(self, request: HttpRequest) -> Response:
         """A chat completion, once the policy has written it."""
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        waiting, length = self.asked.get(key), int(request.headers.get("content-length") or 0)
+        waiting = self.asked.get(key)
         if waiting is None:
             return _refused(401, f"the API key is not in OPENAI_API_KEY, or {OVER}")
-        if length > LONGEST:
-            return _refused(413, f"the request has {length} bytes; at most {LONGEST} are read")
         try:
             asked = _read(parse_json(await request.body()))
         except (ValueError, TypeError, AttributeError) as error:

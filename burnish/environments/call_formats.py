@@ -65,46 +65,32 @@ def calls_in(text: str, how: Any, schemas: Schemas) -> list[Call]:
         TypeError: a format of the user returns something else.
     """
     calls = how.read(text, schemas)
-    other = [type(call).__name__ for call in calls if not isinstance(call, Call)] if isinstance(calls, list) else []
-    if other or not isinstance(calls, list):
-        returned = f"a list with {other[0]}" if other else type(calls).__name__
-        raise TypeError(f"it returned {returned}; return a list of burnish.environments.call_formats.Call")
+    if not isinstance(calls, list) or not all(isinstance(call, Call) for call in calls):
+        raise TypeError(f"it returned {calls!r:.80}; return a list of burnish.environments.call_formats.Call")
     return calls
 
 
-HERMES = re.compile(r"<tool_call>\s*")
-LLAMA = re.compile(r"\A\s*(?=\{)|;\s*(?=\{)")
-LISTED = re.compile(r"<\|tool_call\|>\s*|(?:<tool_call>|functools)\s*(?=\[)|\A\s*(?=\[\s*\{)")
-KIMI = re.compile(
-    r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<|:]*)(?::\d+)?\s*(?:<\|tool_call_argument_begin\|>)?\s*|"
-    r"(?!<)functions\.([\w.-]{1,128}?):\d+\s*(?=\{)"
-)
-HARMONY = re.compile(
-    r"to=functions\.([\w-]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*(?:<\|message\|>)?\s*"
-)
-INTERN = re.compile(r"<\|action_start\|>\s*(?:<\|plugin\|>)?\s*|(?=\{\s*\"name\"\s*:)")
-MARKS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>")
-CHANNELS = ("commentary", "analysis")  # channels, which stand behind a name where their mark is taken away
+LISTED = r"<\|tool_call\|>\s*|(?:<tool_call>|functools)\s*(?=\[)|\A\s*(?=\[\s*\{)"
 
 
 @register("call format", "hermes")
 def hermes(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3, Qwen-VL."""
-    return in_json(text, HERMES)
+    return in_json(text, r"<tool_call>\s*")
 
 
 @register("call format", "llama3_json")
 def llama3_json(text: str, schemas: Schemas) -> list[Call]:
     """{"name": ..., "parameters": {...}}, alone or several with ; between: Llama 3.1 and later."""
     text = _unmarked(text)
-    return in_json(text, LLAMA, "parameters") if text.startswith("{") else []
+    return in_json(text, r"\A\s*(?=\{)|;\s*(?=\{)", "parameters") if text.startswith("{") else []
 
 
 @register("call format", "mistral")
 def mistral(text: str, schemas: Schemas) -> list[Call]:
     """[{"name": ..., "arguments": {...}}], or NAME{...} of later tokenizers: Mistral, Pixtral."""
     named, listed = (r"[A-Za-z_][\w.-]*", r"\[") if "[TOOL_CALLS]" in text else (_any_of(schemas), r"\[\s*\{")
-    return in_json(text, re.compile(rf"(?:\[TOOL_CALLS\]|\A)\s*(?:({named})\s*(?:\[ARGS\])?\s*(?=\{{)|(?={listed}))"))
+    return in_json(text, rf"(?:\[TOOL_CALLS\]|\A)\s*(?:({named})\s*(?:\[ARGS\])?\s*(?=\{{)|(?={listed}))")
 
 
 @register("call format", "granite")
@@ -122,7 +108,8 @@ def phi4_mini_json(text: str, schemas: Schemas) -> list[Call]:
 @register("call format", "internlm")
 def internlm(text: str, schemas: Schemas) -> list[Call]:
     """<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>: InternLM2, InternVL2 and 2.5."""
-    return in_json(text, INTERN, "parameters")
+    start = r"<\|action_start\|>\s*(?:<\|plugin\|>)?\s*|(?=\{\s*\"name\"\s*:)"
+    return in_json(text, start, "parameters")
 
 
 @register("call format", "deepseek_v3")
@@ -130,33 +117,39 @@ def deepseek_v3(text: str, schemas: Schemas) -> list[Call]:
     """<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}, or of type function and fenced: DeepSeek V3, R1."""
     marked = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?\s*([^\s<｜]*)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?"
     bare = rf"(?<!\w)(?:function)?({_any_of(schemas)})\s*(?:```json\s*)?(?=\{{)"
-    return in_json(text, re.compile(f"{marked}|{bare}"))
+    return in_json(text, f"{marked}|{bare}")
 
 
 @register("call format", "kimi_k2")
 def kimi_k2(text: str, schemas: Schemas) -> list[Call]:
     """<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>: Kimi K2, K2.5."""
-    return in_json(text, KIMI)
+    begin = r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<|:]*)(?::\d+)?\s*(?:<\|tool_call_argument_begin\|>)?\s*"
+    return in_json(text, rf"{begin}|(?!<)functions\.([\w.-]{{1,128}}?):\d+\s*(?=\{{)")
 
 
 @register("call format", "openai")
 def openai(text: str, schemas: Schemas) -> list[Call]:
     """<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>: GPT-OSS."""
+    start = (
+        r"to=functions\.([\w-]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+        r"(?:<\|message\|>)?\s*"
+    )
     calls = []
-    for call in in_json(text, HARMONY):
-        cut = [call.name.removesuffix(channel) for channel in CHANNELS]
+    for call in in_json(text, start):
+        # a channel stands behind a name where its mark is taken away
+        cut = [call.name.removesuffix(channel) for channel in ("commentary", "analysis")]
         calls.append(dataclasses.replace(call, name=next((name for name in cut if name in schemas), call.name)))
     return calls
 
 
-def in_json(text: str, start: re.Pattern[str], key: str = "arguments") -> list[Call]:
+def in_json(text: str, start: str, key: str = "arguments") -> list[Call]:
     """The calls that JSON behind each ``start`` holds: an object, or a list of some; arguments, if a group has a name.
 
     ``key`` is what the family calls arguments; either name is read.
     """
     calls: list[Call] = []
     at = 0
-    while (begin := start.search(text, at)) is not None:
+    while (begin := re.compile(start).search(text, at)) is not None:
         name = next(filter(None, begin.groups()), "")
         try:
             value, at = json.JSONDecoder().raw_decode(text, begin.end())
@@ -188,52 +181,44 @@ def _any_of(names: Iterable[str]) -> str:
 
 def _unmarked(text: str) -> str:
     text = text.strip()
-    for mark in MARKS:
+    for mark in ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>"):
         text = text.removeprefix(mark).strip()
     return text.removesuffix("<|tool_call_end|>").strip()
-
-
-TOOL_CALL = re.compile(r"<tool_call>")
-ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
-FUNCTION, PARAMETER = re.compile(r"<function=([^<>\n]*)>"), re.compile(r"<parameter=([^<>\n]*)>")
-MINIMAX, SEED = re.compile(r"<minimax:tool_call>"), re.compile(r"<seed:tool_call>")
-INVOKE, INVOKED = re.compile(r"<invoke name=\"?([^\"<>\n]*)\"?>"), re.compile(r"<parameter name=\"?([^\"<>\n]*)\"?>")
 
 
 @register("call format", "qwen3_coder")
 def qwen3_coder(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>: Qwen3-Coder, Qwen3.5."""
-    return in_marks(blocks(text, TOOL_CALL, "</tool_call>"), FUNCTION, "</function>", PARAMETER, schemas)
+    return in_marks(text, "tool_call", r"<function=([^<>\n]*)>", "</function>", r"<parameter=([^<>\n]*)>", schemas)
 
 
 @register("call format", "seed_oss")
 def seed_oss(text: str, schemas: Schemas) -> list[Call]:
     """<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>: Seed-OSS."""
-    return in_marks(blocks(text, SEED, "</seed:tool_call>"), FUNCTION, "</function>", PARAMETER, schemas)
+    return in_marks(text, "seed:tool_call", r"<function=([^<>\n]*)>", "</function>", r"<parameter=([^<>\n]*)>", schemas)
 
 
 @register("call format", "minimax_m2")
 def minimax_m2(text: str, schemas: Schemas) -> list[Call]:
     """<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...: MiniMax M2."""
-    return in_marks(blocks(text, MINIMAX, "</minimax:tool_call>"), INVOKE, "</invoke>", INVOKED, schemas)
+    call, parameter = (rf'<{tag} name="?([^"<>\n]*)"?>' for tag in ("invoke", "parameter"))
+    return in_marks(text, "minimax:tool_call", call, "</invoke>", parameter, schemas)
 
 
 @register("call format", "glm45")
 def glm45(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>: GLM-4.5, GLM-4.6V."""
+    key = r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"
     return [
-        of_texts(inner.partition("<arg_key>")[0], blocks(inner, ARGUMENT, "</arg_value>"), schemas)
-        for _, inner in blocks(text, TOOL_CALL, "</tool_call>")
+        of_texts(inner.partition("<arg_key>")[0], blocks(inner, key, "</arg_value>"), schemas)
+        for _, inner in blocks(text, "<tool_call>", "</tool_call>")
     ]
 
 
-def in_marks(
-    outer: Iterable[tuple[str, str]], opening: re.Pattern[str], closing: str, parameter: re.Pattern[str],
-    schemas: Schemas,
-) -> list[Call]:  # fmt: skip
-    """Calls between marks with a name, and within them parameters, in blocks that have one call or more."""
+def in_marks(text: str, tag: str, opening: str, closing: str, parameter: str, schemas: Schemas) -> list[Call]:
+    """Calls between marks with a name, and within them parameters, in blocks of a tag that have one call or more."""
     calls = []
-    for _, block in outer:
+    for _, block in blocks(text, f"<{tag}>", f"</{tag}>"):
         named = list(blocks(block, opening, closing))
         calls += [of_texts(name, blocks(inner, parameter, "</parameter>"), schemas) for name, inner in named]
         if not named:
@@ -241,12 +226,12 @@ def in_marks(
     return calls
 
 
-def blocks(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
+def blocks(text: str, opening: str, closing: str) -> Iterator[tuple[str, str]]:
     """The name in each ``opening``, if it has one, and what stands before the next ``closing``: once through the text,
     however often a response repeats a mark."""
-    at = 0
-    while (begin := opening.search(text, at)) and (end := text.find(closing, begin.end())) >= 0:
-        yield begin[opening.groups], text[begin.end() : end]
+    at, pattern = 0, re.compile(opening)
+    while (begin := pattern.search(text, at)) and (end := text.find(closing, begin.end())) >= 0:
+        yield begin[pattern.groups], text[begin.end() : end]
         at = end + len(closing)
 
 
@@ -263,17 +248,13 @@ def of_texts(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> C
     return Call(name, arguments)
 
 
-FENCE = re.compile(r"```(?:tool_code|python)\s*\n")
-LONGEST = 20_000  # characters that are read as Python
-
-
 @register("call format", "pythonic")
 def pythonic(text: str, schemas: Schemas) -> list[Call]:
     """[name(key=value), ...], in a block ```tool_code``` or not: Llama 3.2, Llama 4, Gemma 3."""
     calls = []
-    for block in [inner for _, inner in blocks(text, FENCE, "```")] or [_unmarked(text)]:
+    for block in [inner for _, inner in blocks(text, r"```(?:tool_code|python)\s*\n", "```")] or [_unmarked(text)]:
         source = block.strip()
-        if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > LONGEST:
+        if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > 20_000:
             continue
         try:
             tree = ast.parse(source, mode="eval").body
@@ -298,7 +279,6 @@ def _of_node(node: Any) -> Call:
 
 QUOTE = '<|"|>'
 GEMMA_MARKS = re.compile(r"<\|tool_call>|<tool_call\|>|<start_function_call>|<end_function_call>")
-CALL = re.compile(r"call:\s*([A-Za-z_][\w.-]*)\s*(?=\{)")
 TOKEN = re.compile(  # of its objects that is not the same in JSON: texts, names without quotes, and words
     r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<key>[\w.-]+)\s*:(?P<empty>\s*(?=[,}]))?|'
     r'(?P<bare>[^\s{}\[\],:"][^,\]}]*)',
@@ -311,7 +291,8 @@ def gemma4(text: str, schemas: Schemas) -> list[Call]:
     """<|tool_call>call:NAME{key:value}<tool_call|>, texts between <|"|>: Gemma 4, FunctionGemma."""
     text, calls = text.replace("<escape>", QUOTE), []
     for block in GEMMA_MARKS.split(text):
-        starts = [begin for begin in CALL.finditer(block) if GEMMA_MARKS.search(text) or begin[1] in schemas]
+        begins = re.finditer(r"call:\s*([A-Za-z_][\w.-]*)\s*(?=\{)", block)
+        starts = [begin for begin in begins if GEMMA_MARKS.search(text) or begin[1] in schemas]
         for begin, end in zip(starts, [*(following.start() for following in starts[1:]), len(block)], strict=False):
             calls.append(_written(begin[1], block[begin.end() : end].strip(), schemas))
     return calls

@@ -9,8 +9,6 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TRIED = 2  # denoising steps of the image that is drawn when the tool is loaded
-
 
 class Draw:
     """A pipeline that draws what the policy asks for; the policy sees the image in its next turn."""
@@ -23,7 +21,7 @@ class Draw:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         **arguments: Any,
     ) -> None:
-        """Load a pipeline, and draw with it once.
+        """Load a pipeline, and draw with it once, in two denoising steps.
 
         Args:
             path: directory in diffusers layout.
@@ -41,7 +39,7 @@ class Draw:
         self.arguments = arguments
         self._cast = dtype != "float32"
         try:
-            self._draw("a picture", 0, **arguments | {"num_inference_steps": TRIED})
+            self._draw("a picture", 0, **arguments | {"num_inference_steps": 2})
         except (TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"{path} does not draw an image from a text with {arguments}: {type(error).__name__}: {error}"

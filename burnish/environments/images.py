@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SMALLEST = 28  # pixels of the shorter side of what is shown: below this, models see one patch or none
-LARGEST = 1024  # of the longer side
-LONGEST = 100  # a part may be so many times as long as it is wide: Qwen's processors refuse 200
-RELATIVE = 1000  # the right and the lower end, for models that give places in thousandths
-
 
 def zoom(bbox_2d: list[float], image: int = 1, *, images: list[Image]) -> Image:
     """Show a part of an image, enlarged.
@@ -35,7 +30,7 @@ def zoom_relative(bbox_2d: list[float], image: int = 1, *, images: list[Image]) 
         image: number of the image, from 1
     """
     shown = _chosen(images, image)
-    scale = (shown.width / RELATIVE, shown.height / RELATIVE) * 2
+    scale = (shown.width / 1000, shown.height / 1000) * 2
     return _zoomed(shown, _box([value * one for value, one in zip(bbox_2d, scale, strict=True)], shown))
 
 
@@ -97,17 +92,20 @@ def _box(corners: list[float], image: Image) -> tuple[int, int, int, int]:
         size = f"{image.width} x {image.height}"
         raise ValueError(f"bbox_2d is {corners}, which holds no pixel of an image of {size}")
     width, height = box[2] - box[0], box[3] - box[1]
-    if max(width, height) > LONGEST * min(width, height):
+    if max(width, height) > 100 * min(width, height):  # Qwen's processors refuse 200
         raise ValueError(f"bbox_2d is {corners}, a strip of {width} x {height} pixels; take one of a wider side")
     return box
 
 
 def _zoomed(image: Image, box: tuple[int, int, int, int]) -> Image:
-    """A part, enlarged to the size of the image's longer side, its shape kept."""
+    """A part, enlarged to the size of the image's longer side, its shape kept.
+
+    Its longer side has at most 1024 pixels, and its shorter one 28, below which models see one patch or none.
+    """
     from PIL.Image import Resampling
 
     part = image.crop(box)
     scale = max(image.size) / max(part.size)
-    scale = min(max(scale, SMALLEST / min(part.size)), LARGEST / max(part.size))
+    scale = min(max(scale, 28 / min(part.size)), 1024 / max(part.size))
     size = (max(round(part.width * scale), 1), max(round(part.height * scale), 1))
     return part.resize(size, Resampling.BICUBIC)

@@ -69,9 +69,8 @@ class Tools(Environment):
         return (self.role,)
 
     def tools(self) -> list[dict[str, Any]]:
-        if not self.describe:
-            return []
-        return [schema(name, load_object(path, "tool")) for name, path in self.functions.items()]
+        described = self.functions if self.describe else {}
+        return [schema(name, load_object(path, "tool")) for name, path in described.items()]
 
     def user_code(self) -> list[str]:
         return [*self.functions.values(), *([self.calls.name] if ":" in self.calls.name else [])]
@@ -292,9 +291,8 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     descriptions = arguments(text)
     properties, required = {}, []
     for parameter in list(inspect.signature(function).parameters.values())[bound:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            continue
-        if parameter.name in GIVEN and parameter.kind is parameter.KEYWORD_ONLY:  # no model writes them
+        given = parameter.name in GIVEN and parameter.kind is parameter.KEYWORD_ONLY  # no model writes it
+        if given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             continue
         properties[parameter.name] = _kind(_evaluated(parameter.annotation, function))
         if parameter.name in descriptions:

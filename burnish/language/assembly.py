@@ -50,7 +50,7 @@ from burnish.language.offline import ResponseData, check_tokens_of, prompts_of, 
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens, load_teacher
-from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
+from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
 from burnish.training.experts import check_experts
@@ -429,10 +429,8 @@ class LanguageAssembly(Assembly):
         """Refuse prompts that a reward can't score."""
         if not self.config.scored:
             return
-        rewards = list(self.config.rewards.values())
-        for reward in rewards:
+        for reward in self.config.rewards.values():
             reward.check(prompts)
-        check_labels(rewards, prompts)
 
     def save(self, target: Path, weights: dict[str, Tensor]) -> None:
         head = self.roles.reward_head

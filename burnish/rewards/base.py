@@ -175,11 +175,6 @@ class AnyReward(Named, ABC):
         """Whether it ever has a weight; else it is only watched."""
         return any([self.weight, *self.weight_by.values()])
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it counts with one weight, as it is."""
-        return not self.weight_by and self.schedule is None and self.cap is None and self.gate is None
-
     def weight_for(self, prompt: Prompt, update: int) -> float:
         """Its weight for a prompt at a policy update; 0 is a validation."""
         names = [name for name in (prompt.label, prompt.source) if name is not None]
@@ -317,6 +312,14 @@ class Reward(AnyReward):
         if self.frames is not None and "image" not in self.reads:
             raise ValueError(f"frames is never read, because {self.name} scores {_named(self.reads)}; leave it out")
         return self
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        if self.frames is not None and self.compares() != "samples":
+            raise UserError(
+                f"reward {self.name} compares {self.compares()}, and with frames each frame is judged by itself; leave "
+                "frames out"
+            )
+        super().check(prompts)
 
     def check_size(self, prompts: Sequence[Prompt], height: int, width: int) -> None:
         """Check that images of a size can be scored, in pixels, before anything is sampled.

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 LARGEST = 3.4e38  # of float32, in which rewards are stored
 NOT_APPLICABLE = Score(None, applicable=False)  # the reward doesn't apply to the prompt
-MESSAGE = 1000  # characters of an error's message that are kept
-LONGEST = 8000  # last characters of a traceback that are kept
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # a worker shares the machine with the trainer
 
 
@@ -46,9 +44,28 @@ def call_reward(
         One score per sample, whose ``applicable`` is false where the reward doesn't apply to the prompt; or a single
         one, with the error, if the reward raised.
     """
-    process = os.getpid()
+    process, scores, able = os.getpid(), [NOT_APPLICABLE] * len(samples), list[int]()
     try:
-        return _called(reward, samples, prompts, inputs)
+        lacking = [name for name in reward.required_fields() if name not in inputs.columns]
+        if lacking and inputs.made_up:
+            return scores
+        why = f"{reward.name} asks for {', '.join(lacking)}, which this model's samples don't have" if lacking else ""
+        for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+            if not reward.applies_to(prompt):
+                continue
+            if note := why or reward.unable(sample) or reward.unfit(prompt):
+                scores[row] = Score(None, note)
+            else:
+                able.append(row)
+        if not able:
+            return scores
+        known = inputs.only(reward.required_fields()).select(able)
+        scored = reward([samples[row] for row in able], [prompts[row] for row in able], known)
+        if len(scored) != len(able):
+            raise ValueError(f"it returned {len(scored)} scores for {len(able)} {reward.judged}")
+        for row, score in zip(able, scored, strict=True):
+            scores[row] = _checked(reward, score)
+        return scores
     except (Exception, SystemExit) as error:  # exit() in a reward must not end the process
         return failed(error)
     finally:
@@ -56,45 +73,16 @@ def call_reward(
             os._exit(0)  # a process that the reward has forked, and that came back from it
 
 
-def _called(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs) -> list[Score]:
-    lacking = [name for name in reward.required_fields() if name not in inputs.columns]
-    if lacking and inputs.made_up:
-        return [NOT_APPLICABLE] * len(samples)
-    why = f"{reward.name} asks for {', '.join(lacking)}, which this model's samples don't have" if lacking else ""
-    scores, able = [NOT_APPLICABLE] * len(samples), []
-    for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-        if not reward.applies_to(prompt):
-            continue
-        if note := why or reward.unable(sample) or reward.unfit(prompt):
-            scores[row] = missing(note)
-        else:
-            able.append(row)
-    if not able:
-        return scores
-    known = inputs.only(reward.required_fields()).select(able)
-    scored = reward([samples[row] for row in able], [prompts[row] for row in able], known)
-    if len(scored) != len(able):
-        raise ValueError(f"it returned {len(scored)} scores for {len(able)} {reward.judged}")
-    for row, score in zip(able, scored, strict=True):
-        scores[row] = _checked(reward, score)
-    return scores
-
-
 def _checked(reward: AnyReward, score: Score) -> Score:
     if not score.applicable:
         return NOT_APPLICABLE
     if score.value is None:
-        return missing(score.note or "it gave no value", score.fault)
+        return Score(None, score.note or "it gave no value", fault=score.fault)
     if not math.isfinite(score.value) or abs(score.value) > LARGEST:
-        return missing(f"its value is {score.value}, which is not a finite number")
+        return Score(None, f"its value is {score.value}, which is not a finite number")
     if lacking := [name for name in reward.numbers if name not in score.numbers]:
         raise ValueError(f"it declares the number {lacking[0]}, but a score has only {', '.join(score.numbers)}")
     return score
-
-
-def missing(why: str, fault: str = "") -> Score:
-    """A missing score; ``fault`` is set if the reward itself failed."""
-    return Score(None, why, fault=fault)
 
 
 def failed(error: BaseException) -> Score:
@@ -103,9 +91,9 @@ def failed(error: BaseException) -> Score:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(str(OURS)):
         trace = trace.tb_next  # Burnish's own frames don't help the author of the reward
     message = printable("".join(traceback.format_exception_only(error)).strip())
-    message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}..."
+    message = message if len(message) <= 1000 else f"{message[:1000]}..."
     text = printable("".join(traceback.format_exception(type(error), error, trace)))
-    return missing(f"{message}{place_of(error)}", text[-LONGEST:].rstrip())
+    return Score(None, f"{message}{place_of(error)}", fault=text[-8000:].rstrip())
 
 
 def with_retries(
@@ -126,7 +114,7 @@ def with_retries(
         inputs: says which samples are compared.
         ask: calls the reward for some rows; see ``call_reward``. It may raise TimeoutError and ChildDied.
     """
-    scores, outcomes = [missing("")] * len(prompts), [0] * len(prompts)
+    scores, outcomes = [NOT_APPLICABLE] * len(prompts), [0] * len(prompts)
     groups = [[row] for row in range(len(prompts))] if reward.compares() == "samples" else inputs.groups(prompts)
     waiting = [(groups, reward.repeats)] if groups else []
     while waiting:
@@ -136,15 +124,13 @@ def with_retries(
             answer = ask(rows)
         except ChildDied as error:
             why = f"the process that scored it died ({error})"
-            answer = missing(why, why)
+            answer = Score(None, why, fault=why)
         except TimeoutError as error:
-            late = missing(str(error), str(error))
+            late = Score(None, str(error), fault=str(error))
             unanswered = {*rows, *(row for others, _ in waiting for group in others for row in group)}
             for row in unanswered:
                 if reward.applies_to(prompts[row]):
                     scores[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
-                else:
-                    scores[row] = NOT_APPLICABLE
             break
         if isinstance(answer, Score) and len(together) > 1:
             half = len(together) // 2
@@ -177,7 +163,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         with contextlib.suppress(TimeoutError, ChildDied, CancelledError):  # it fails again, at the first sample
-            self._ask(time.monotonic() + self._timeout)
+            self.score("", b"", (), time.monotonic() + self._timeout)
         while (task := self._tasks.get()) is not None:
             task(self)
         self._close()
@@ -186,7 +172,7 @@ class Worker(threading.Thread):
         """One call of a reward; see ``call_reward``.
 
         Args:
-            label: of the reward.
+            label: of the reward; "" only waits until the rewards are loaded.
             samples: pickled samples, prompts and ``RewardInputs``, which are sent once and read by all rewards.
             rows: of these samples.
             until: deadline, of time.monotonic().
@@ -196,9 +182,6 @@ class Worker(threading.Thread):
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        return self._ask(until, label, list(rows), samples)  # type: ignore[no-any-return]
-
-    def _ask(self, until: float, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
         with self._lock:
             if self._closed:
                 raise CancelledError
@@ -208,11 +191,12 @@ class Worker(threading.Thread):
         late = f"timed out after {self._timeout:g} s (scoring.timeout) waiting for its "
         try:
             process.load(max(until - time.monotonic(), 0.0), f"{late}rewards to load")
-            if label:
-                what = f"{late}scores on {len(rows)} {self._rewards[label].judged}"
-                new = None if samples is self._holds else samples
-                self._holds = samples
-                return process.call(max(until - time.monotonic(), 0.0), what, label, rows, new)
+            if not label:
+                return []
+            what = f"{late}scores on {len(rows)} {self._rewards[label].judged}"
+            new = None if samples is self._holds else samples
+            self._holds = samples
+            return process.call(max(until - time.monotonic(), 0.0), what, label, list(rows), new)  # type: ignore[no-any-return]
         except (TimeoutError, ChildDied) as error:
             self._close()
             if isinstance(error, ChildDied) and not self._closed:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from statistics import fmean
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import Field
 
 from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
-from burnish.rewards.calls import failed, missing
+from burnish.rewards.calls import failed
 from burnish.rewards.text.base import LanguageReward
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Kind
@@ -27,13 +27,9 @@ from burnish.utils.user_code import awaited, load_object
 
 log = logging.getLogger(__name__)
 
-Half = Literal["drawn", "said"]  # what is scored: what a generator draws, or what a language model says
-
-TOGETHER = 64  # calls about single samples of an async function that wait at a time
 LISTS = ("scores", "rewards")  # keys of a dict about a batch that hold its values
 SCORE = ("score", "reward", "overall")  # and of one about a sample; overall is EasyR1's
 ANSWER = "pred"  # key of the answer that a response gives: equal ones vote together
-TEXT = 500  # characters of a text that are kept as a note
 
 
 @dataclass
@@ -80,10 +76,10 @@ INPUT_OF = {  # what a parameter needs of ``RewardInputs.columns``
 DRAWN = {  # what a model has to draw for a function to get what it asks for
     "videos": ("clip",), "video": ("clip",), "audios": ("clip", "sound"), "audio": ("clip", "sound"),
 }  # fmt: skip
-OF = {  # parameters that only samples of one half have
-    "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
-    "said": {"responses", "response", "solution_str", "completions", "completion_ids", "reward_inputs", "reward_input",
-             "response_ids"},
+OF = {  # parameters that only one kind of samples has
+    "images": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
+    "responses": {"responses", "response", "solution_str", "completions", "completion_ids", "reward_inputs",
+                  "reward_input", "response_ids"},
 }  # fmt: skip
 ACCEPTED = (
     "(responses, prompts) or (images, prompts) in this order; parameters by name, such as response, reference, label "
@@ -160,12 +156,12 @@ class Call:
         return arguments
 
 
-def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
+def call_of(thing: Any, judged: str, arguments: Mapping[str, Any]) -> Call:
     """How to call a function, or an object of a class.
 
     Args:
         thing: of the user.
-        half: what is scored.
+        judged: what is scored: images, or what else a generator draws; or responses.
         arguments: that every call gets, or that a class is made with.
 
     Raises:
@@ -189,11 +185,10 @@ def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
     form = next((form for form in FORMS if form.told_by <= free.keys()), Form())
     known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | form.values
     values = {name: known[name] for name in free if name in known}
-    if foreign := [name for name in values if name in OF["said" if half == "drawn" else "drawn"]]:
-        what, wanted = ("a generator draws", "images") if half == "drawn" else ("a language model says", "responses")
-        raise UserError(f"{place(thing)} asks for {', '.join(foreign)}, but scores what {what}; ask for {wanted}")
-    if not values.keys() & OF[half]:
-        _bind(thing, signature, "is called as", ["images" if half == "drawn" else "responses", "prompts"], own)
+    if foreign := [name for name in values if name in OF["responses" if judged == "images" else "images"]]:
+        raise UserError(f"{place(thing)} asks for {', '.join(foreign)}, but scores {judged}; ask for {judged}")
+    if not values.keys() & OF[judged]:
+        _bind(thing, signature, "is called as", [judged, "prompts"], own)
         return Call()
     _bind(thing, signature, "is called as", [], {**own, **free})
     rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
@@ -271,7 +266,7 @@ def scores_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Sco
     values = list(returned)
     if len(values) != len(tokens):
         why = f"{who} returned {len(values)} values for {len(tokens)} samples"
-        return [missing(why, why)] * len(tokens)
+        return [Score(None, why, fault=why)] * len(tokens)
     if further:
         columns = zip(values, *further.values(), strict=True)
         values = [dict(zip(("score", *further), row, strict=True)) for row in columns]
@@ -296,16 +291,17 @@ def score_of(value: Any, who: str, tokens: int | None = None) -> Score:
             known = "it has to ask for response_ids" if tokens is None else f"the response has {tokens}"
             raise ValueError(f"values for {len(each)} tokens; {known}")
         score = further.pop(key) if key else sum(worth for _, worth in steps) + sum(each)
-        notes = {name: text[:TEXT] for name, text in further.items() if isinstance(text, str)}
+        notes = {name: text[:500] for name, text in further.items() if isinstance(text, str)}
         numbers = {
             name: _number(number, name) for name, number in further.items() if name not in notes and number is not None
         }
         score = None if score is None else _number(score, key)
     except (TypeError, ValueError) as error:
-        return missing(why := f"{who} gave {error}", why)
+        why = f"{who} gave {error}"
+        return Score(None, why, fault=why)
     note = "; ".join(text if name == "note" else f"{name}: {text}" for name, text in notes.items())
     if score is None:
-        return missing(f"{who} gave no value" + (f"; {note}" if note else ""))
+        return Score(None, f"{who} gave no value" + (f"; {note}" if note else ""))
     answer = None if further.get(ANSWER) is None else str(further[ANSWER]).strip()
     numbers = {str(name): number for name, number in numbers.items() if math.isfinite(number)}
     return Score(score, note, numbers, steps=steps, tokens=each, answer=answer)
@@ -323,8 +319,6 @@ class FunctionReward(AnyReward):
     """Base of rewards that call a function of the user, or an object of a class."""
 
     higher_is_better: ClassVar[bool] = False  # who knows
-    half: ClassVar[Half]  # what is scored
-    takes: ClassVar[str]  # parameters that most functions have, for messages
 
     path: str
     """Where the function or class is: package.module:name, or path/to/file.py:name."""
@@ -347,7 +341,7 @@ class FunctionReward(AnyReward):
 
     @cached_property
     def _call(self) -> Call:
-        return call_of(self._thing, self.half, self.arguments)
+        return call_of(self._thing, self.judged, self.arguments)
 
     @cached_property
     def _form(self) -> None:
@@ -367,6 +361,7 @@ class FunctionReward(AnyReward):
         """Refuse a function that can't be imported, or asks for what nobody has; it is not called."""
         _ = self._form
         self.compares()
+        super().check(prompts)
         for name in self._call.required:
             for prompt in prompts:
                 if self.applies_to(prompt) and name not in prompt.info:
@@ -396,20 +391,22 @@ class FunctionReward(AnyReward):
             scores |= zip(group, self._means(own) if compared == "pairs" else self._batch(own), strict=True)
         return [scores[row] for row in range(len(rows))]
 
-    def _called(self, rows: Sequence[Row], *, single: bool = False) -> Any:
+    def _called(self, rows: Sequence[Row]) -> Any:
         """What the function returns for several samples, or for one of itself."""
         own = {} if isinstance(self._thing, type) else self.arguments
         if not self._call.values:
             return self._callable([row.sample for row in rows], [row.prompt for row in rows], **own)
         arguments = self._call.arguments(rows)
-        return self._callable(**{name: values[0] if single else values for name, values in arguments.items()}, **own)
+        if self._call.single:
+            arguments = {name: value for name, (value,) in arguments.items()}
+        return self._callable(**arguments, **own)
 
     def _each(self, rows: Sequence[Row]) -> list[Score]:
         """The scores of a function that takes one sample; the calls of an async one wait at the same time."""
         returned: list[Any] = []
         for row in rows:
             try:
-                returned.append(self._called([row], single=True))
+                returned.append(self._called([row]))
             except (Exception, SystemExit) as error:
                 returned.append(failed(error))
         if any(map(inspect.isawaitable, returned)):
@@ -426,7 +423,7 @@ class FunctionReward(AnyReward):
         for first, second in combinations(range(len(rows)), 2):
             for row, score in zip((first, second), self._pair([rows[first], rows[second]]), strict=True):
                 won[row].append(score)
-        alone = missing(f"{place(self._thing)} compares pairs, and there is no other sample")
+        alone = Score(None, f"{place(self._thing)} compares pairs, and there is no other sample")
         return [_mean(scores) if scores else alone for scores in won]
 
     def _pair(self, rows: Sequence[Row]) -> list[Score]:
@@ -447,8 +444,6 @@ class Function(FunctionReward, Reward):
     that draws clips ``images`` are ``burnish.types.samples.Clip``, or the frames that ``frames`` names.
     """
 
-    takes: ClassVar[str] = "images, prompts"
-    half: ClassVar[Half] = "drawn"
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
 
     def refusal(self, drawn: Kind) -> str:
@@ -459,14 +454,6 @@ class Function(FunctionReward, Reward):
             else super().refusal(drawn)
         )
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        if self.frames is not None and self.compares() != "samples":
-            raise UserError(
-                f"{place(self._thing)} compares {self.compares()}, and frames is given, whose values are those of "
-                "single frames; leave frames out, and choose frames in the function"
-            )
-
 
 @register("language reward", "function")
 class LanguageFunction(FunctionReward, LanguageReward):
@@ -476,9 +463,6 @@ class LanguageFunction(FunctionReward, LanguageReward):
     It returns a number per response, None where there is none, or a dict with a score and further values. Functions
     that were written for verl (compute_score) or TRL (completions, **kwargs) work as they are.
     """
-
-    takes: ClassVar[str] = "responses, prompts"
-    half: ClassVar[Half] = "said"
 
 
 def _mean(scores: Sequence[Score]) -> Score:
@@ -498,8 +482,8 @@ def _lengths(rows: Sequence[Row]) -> list[int | None]:
 
 
 async def _together(values: Sequence[Any]) -> list[Any]:
-    """What calls give, awaited at the same time; the score of one that raises takes its place."""
-    gate = asyncio.Semaphore(TOGETHER)
+    """What calls give, 64 of which are awaited at a time; the score of one that raises takes its place."""
+    gate = asyncio.Semaphore(64)
 
     async def settled(value: Any) -> Any:
         async with gate:

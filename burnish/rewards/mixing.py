@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 from burnish.options import SAMPLED, Positive, Rules
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Gate, Score
-from burnish.rewards.calls import LARGEST, failed, missing
+from burnish.rewards.calls import LARGEST, failed
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object, names_code
@@ -107,7 +107,8 @@ class MixingOptions:
     def contradictions(self, run: RunConfig) -> Rules:
         needs, normalise, rule = run.algorithm.needs(), self.normalise is not None, self.rule
         counting = {label: reward for label, reward in run.rewards.items() if reward.counts}
-        plain = self.sums and all(reward.is_plain for reward in counting.values())
+        modified = any(one.weight_by or one.schedule or one.cap is not None or one.gate for one in counting.values())
+        plain = self.sums and not modified
         negative = [
             label for label, reward in run.rewards.items() if min([reward.weight, *reward.weight_by.values()]) < 0
         ]
@@ -200,38 +201,38 @@ def mix(
     from burnish.types.rollout import Scores
 
     names = component_names(rewards)
-    values, counted, applied = list[list[float]](), list[list[float]](), list[list[float]]()
+    columns: list[tuple[list[float], list[float], list[float]]] = []  # values, what counts of them, and weights
     kl_factor = [1.0] * len(prompts)
     for label, reward in rewards.items():
-        own = scores[label]
-        values.append([nan if score.value is None else score.value for score in own])
-        counted.append(_counted(values[-1], reward, scores))
+        values = [nan if score.value is None else score.value for score in scores[label]]
+        weights = [reward.weight_for(prompt, update) if score.applicable else 0.0
+                   for score, prompt in zip(scores[label], prompts, strict=True)]  # fmt: skip
+        columns.append((values, _counted(values, reward, scores), weights))
+        for name in reward.numbers:
+            further = [nan if score.value is None else score.numbers[name] for score in scores[label]]
+            columns.append((further, further, [0.0] * len(further)))
         if reward.hold is not None:
-            kl_factor = [max(pair) for pair in zip(kl_factor, map(reward.hold.of, values[-1]), strict=True)]
-        pairs = zip(own, prompts, strict=True)
-        applied.append([reward.weight_for(prompt, update) if score.applicable else 0.0 for score, prompt in pairs])
-        further = [[nan if score.value is None else score.numbers[name] for score in own] for name in reward.numbers]
-        values, counted = [*values, *further], [*counted, *further]
-        applied += [[0.0] * len(own)] * len(further)
-    value, weight = (torch.tensor(columns, dtype=torch.float64).T.contiguous() for columns in (counted, applied))
+            kl_factor = [max(pair) for pair in zip(kl_factor, map(reward.hold.of, values), strict=True)]
+    components, counted, applied = zip(*columns, strict=True)
+    value, weight = (torch.tensor(column, dtype=torch.float64).T.contiguous() for column in (counted, applied))
     rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(scores[label] for label in rewards), strict=True)]
     more = [_further(row, rewards, names) for row in rows]
-    weights = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
+    weighted = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
     total = combined(value, weight, mixing)
     whys: dict[int, Score] = {}  # why the rule itself has no value for a sample
     if mixing.path is not None:
         known = [dict(zip(names, row, strict=True)) | one
                  for row, one in zip(zip(*counted, strict=True), more, strict=True)]  # fmt: skip
-        total, whys = _by_function(mixing.path, known, weights, prompts)
+        total, whys = _by_function(mixing.path, known, weighted, prompts)
     elif mixing.rule == "product":
         for row, column in ((value < 0) & (weight != 0)).nonzero().tolist():
-            whys.setdefault(row, missing(f"{names[column]} is below 0, which a product can't count"))
+            whys.setdefault(row, Score(None, f"{names[column]} is below 0, which a product can't count"))
     noted = [row | ({"mixing": whys[number]} if number in whys else {}) for number, row in enumerate(rows)]
-    parts = [_parts(row, rewards, own, mixing) for row, own in zip(rows, weights, strict=True)]
+    parts = [_parts(row, rewards, own, mixing) for row, own in zip(rows, weighted, strict=True)]
     return Scores(
         reward=total.float(),
         missing=total.isnan(),
-        components=torch.tensor(values, dtype=torch.float32).T.contiguous(),
+        components=torch.tensor(components, dtype=torch.float32).T.contiguous(),
         counted=value,
         applied=weight,
         names=names,
@@ -277,13 +278,17 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
                     f"rewards.{label}.weight_by names {name!r}, but no prompt has that label or data source; they have "
                     f"{', '.join(known)}"
                 )
-    if any(reward.weight_by for reward in rewards.values()):
-        for prompt in prompts:
-            if not any(reward.applies_to(prompt) and reward.weight_for(prompt, 0) for reward in rewards.values()):
-                raise UserError(
-                    f"no reward has a weight other than 0 for {prompt.name} with label {prompt.label!r} and data "
-                    f"source {prompt.source!r}; give one in its weight_by"
-                )
+    counting = [reward for reward in rewards.values() if reward.counts]
+    labels = sorted({label for reward in counting for label in vars(reward).get("labels", ())})
+    for prompt in prompts.kinds if labels or any(reward.weight_by for reward in counting) else ():
+        weights = [reward.weight_for(prompt, 0) if reward.weight_by else 1.0
+                   for reward in counting if reward.applies_to(prompt)]  # fmt: skip
+        if not any(weights):
+            raise UserError(
+                f"no reward has a weight other than 0 for {prompt.name} with label {prompt.label!r} and data source "
+                f"{prompt.source!r}; give one in its weight_by, or add a reward without labels or with this one "
+                f"(labels of rewards: {', '.join(labels) or 'none'})"
+            )
     if mixing.path is None:
         return
     function = load_object(mixing.path, "mixing function")
@@ -333,7 +338,7 @@ def _by_function(
             given = function({name: None if v != v else v for name, v in values.items()}, dict(own), prompt)
             number = nan if given is None else float(given)
             if given is not None and not abs(number) <= LARGEST:
-                number, whys[row] = nan, missing(f"{path} gave {given}")
+                number, whys[row] = nan, Score(None, f"{path} gave {given}")
         except (Exception, SystemExit) as error:
             whys[row] = failed(error)
         rewards.append(number)

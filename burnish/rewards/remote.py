@@ -189,8 +189,6 @@ class LanguageRemote(RemoteOptions, LanguageReward):
 
 # what a service is sent and answers
 
-NOTE = 1000  # characters of a note that are sent
-
 Data = Annotated[bytes, PlainSerializer(lambda data: base64.b64encode(data).decode(), when_used="json")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[int, Field(ge=1, le=HIGHEST_RATE)]
@@ -367,7 +365,7 @@ class ScoreReply(BaseModel):
 
 def shortened(text: str) -> str:
     """The text of a note, whoever wrote it, as it may be sent and shown."""
-    return printable(text)[:NOTE]
+    return printable(text)[:1000]
 
 
 def problem(error: ValidationError) -> str:

@@ -16,6 +16,7 @@ from burnish.language.model.chat import apply_template
 from burnish.language.model.reward_head import about_image, is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
+from burnish.rewards.networks.inputs import tokenizer_of
 from burnish.rewards.networks.language import HeadOptions, sees
 from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
@@ -50,14 +51,6 @@ class RewardModel(HeadOptions, LanguageReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        self._check_heads()
-
-    def unfit(self, prompt: Prompt) -> str:
-        unread = prompt.media and self.media == "refuse" and not (self._is_ours and sees(self.folder()))
-        return "the model can't read its images; set media=leave_out to score the text alone" if unread else ""
-
-    def _check_heads(self) -> None:
-        """Refuse options about heads and steps that the model does not have."""
         if not self._is_ours:
             if self.heads is not None or self.steps != "min":
                 raise UserError(
@@ -75,6 +68,10 @@ class RewardModel(HeadOptions, LanguageReward):
             raise UserError(
                 f"steps of reward reward_model is {self.steps}, but {self.path} judges whole responses; leave it out"
             )
+
+    def unfit(self, prompt: Prompt) -> str:
+        unread = prompt.media and self.media == "refuse" and not (self._is_ours and sees(self.folder()))
+        return "the model can't read its images; set media=leave_out to score the text alone" if unread else ""
 
     @property
     def _is_ours(self) -> bool:
@@ -99,6 +96,8 @@ class RewardModel(HeadOptions, LanguageReward):
     def _score(self, values: list[float], ends: Sequence[int] | None) -> Score:
         if ends is None:
             return Score(values[0])
+        if not values:
+            return Score(None, "it has no step to judge")
         steps = tuple(zip(ends, values, strict=True)) if self.steps == "each" else ()
         note = ", ".join(f"{value:.2f}" for value in values)
         return Score(float(TOTAL[self.steps](values)), note, steps=steps)
@@ -180,15 +179,14 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
 @cache
 def _load(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     network = load_network(
         AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
     )
     if network.config.num_labels != 1:
         raise UserError(f"{folder} has {network.config.num_labels} labels; a reward model must have one")
-    return frozen(network, folder, device), tokenizer
+    return frozen(network, folder, device), tokenizer_of(folder)
 
 
 def step_ends(text: str, separator: str) -> list[int]:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.options import ScoringOptions
 from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
-from burnish.rewards.calls import Tasks, Worker, call_reward, missing, with_retries
+from burnish.rewards.calls import NOT_APPLICABLE, Tasks, Worker, call_reward, with_retries
 from burnish.rewards.mixing import SUM, MixingOptions, component_names, mix
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import DROPS, REPEATED, Ran, writable
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between checks of what is waited for
-WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
-TOKENS = 8  # of a made-up response
 
 
 class RewardsFailing(UserError):
@@ -56,21 +54,6 @@ class Batch:
     open: int = 0  # of parts and rewards, how many are not answered yet
     result: Future[Scores] = field(default_factory=Future)
 
-    @cached_property
-    def copies(self) -> dict[int, int]:
-        """Rows whose sample and prompt an earlier row has as well, and that row."""
-        first: dict[Any, int] = {}
-        firsts = {}
-        for row, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
-            if (content := _content(sample)) is not None:
-                firsts[row] = first.setdefault((prompt.uid, content), row)
-        return {row: earlier for row, earlier in firsts.items() if row != earlier}
-
-    def fail(self, error: Exception) -> None:
-        """Give an error to whoever waits for the scores."""
-        with suppress(InvalidStateError):  # they are there, or another thread was faster
-            self.result.set_exception(error)
-
 
 class Breaker:
     """Counts the failures of one reward, too many of which end the run. A value that it leaves out itself is none."""
@@ -88,7 +71,7 @@ class Breaker:
             self._failures = self._failures + 1 if score.fault else 0
             if score.value is not None:
                 continue
-            if score.note not in self._warned and len(self._warned) < WARNINGS:
+            if score.note not in self._warned and len(self._warned) < 10:  # a thousand would hide the first
                 self._warned.add(score.note)
                 log.warning("reward %s is missing: %s; first for %s", self.label, score.note, prompt.name)
             if self.reward.on_failure == "raise":
@@ -131,16 +114,8 @@ class Scorer:
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._waiting: set[Batch] = set()
         self._failing: RewardsFailing | None = None
         self._breakers = {label: Breaker(label, reward, options.max_failures) for label, reward in rewards.items()}
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def overlaps(self) -> bool:
@@ -173,14 +148,8 @@ class Scorer:
         assert not self._closed, "the scorer is closed"
         assert self.rewards, "nothing to score by"
         self.start()
-        scores = {label: [missing("")] * len(samples) for label in self.rewards}
+        scores = {label: [NOT_APPLICABLE] * len(samples) for label in self.rewards}
         batch = Batch(list(samples), list(prompts), inputs, scores, [{} for _ in samples])
-        if self._failing is not None:
-            batch.result.set_exception(self._failing)
-            return batch.result
-        with self._lock:
-            self._waiting.add(batch)
-        batch.result.add_done_callback(lambda _: self._waiting.discard(batch))
         kinds = _by(lambda reward: (_place(reward), reward.compares()), self.rewards)
         parts = [(range(*ends), place, rewards) for (place, compared), rewards in kinds.items()
                  for ends in self._bounds(len(samples), place, compared)]  # fmt: skip
@@ -224,41 +193,46 @@ class Scorer:
         try:
             packed = b"" if worker is None else pickle.dumps((samples, Prompts.of(prompts), inputs), 5)
             for label in rewards:
+                if self._failing is not None:
+                    raise self._failing
                 if not batch.result.done():  # somebody waits for it
                     self._score_by(label, batch, rows, ask)
         except CancelledError:
             batch.result.cancel()
         except Exception as error:
-            batch.fail(error)
+            with suppress(InvalidStateError):  # another part of the batch was faster
+                batch.result.set_exception(error)
 
     def _score_by(self, label: str, batch: Batch, rows: range, ask: Callable[..., list[Score] | Score]) -> None:
         """Take a reward's scores on some rows, equal ones of which are scored once; the last make the scores."""
         reward, until = self.rewards[label], time.monotonic() + self.options.timeout
-        copies = batch.copies if reward.deterministic and not reward.required_fields() else {}
-        own = [row for row in rows if row not in copies]
+        scored = {row: row for row in rows}  # of each row, the first one with the same sample and prompt
+        if reward.deterministic and not reward.required_fields():
+            first: dict[Any, int] = {}
+            contents = {row: (batch.prompts[row].uid, _content(batch.samples[row])) for row in rows}
+            scored = {row: first.setdefault(content, row) for row, content in contents.items()}
+        own = list(dict.fromkeys(scored.values()))
         prompts, inputs = [batch.prompts[row] for row in own], batch.inputs.select(own)
         scores, outcomes = with_retries(
             reward, prompts, inputs, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
         )
         answers = dict(zip(own, zip(scores, outcomes, strict=True), strict=True))
-        for copy, first in copies.items():
-            if first in answers:
-                answers[copy] = (answers[first][0], answers[first][1] | REPEATED)
         seconds = time.monotonic() - batch.submitted
-        for row, (score, outcome) in answers.items():
+        for row, earlier in scored.items():
+            score, outcome = answers[earlier]
             batch.scores[label][row] = score
             if score.applicable:
-                drops = reward.on_failure == "drop_group" and score.value is None
-                batch.ran[row][label] = (seconds, outcome | (DROPS if drops else 0))
+                repeated = REPEATED if row != earlier else 0
+                drops = DROPS if reward.on_failure == "drop_group" and score.value is None else 0
+                batch.ran[row][label] = (seconds, outcome | repeated | drops)
         with self._lock:
             batch.open -= 1
             if not batch.inputs.made_up:
                 self._failing = self._failing or self._breakers[label].observe(scores, prompts)
-            failing, waiting = self._failing, [batch, *self._waiting]
-        if failing is not None:
-            for waiter in waiting:
-                waiter.fail(failing)
-        elif not batch.open:
+            if self._failing is not None:
+                raise self._failing
+            complete = not batch.open
+        if complete:
             mixed = mix(self.rewards, batch.scores, batch.prompts, self.mixing, batch.inputs.update)
             mixed.ran = batch.ran
             batch.samples, batch.inputs = [], NOTHING  # who holds the future may wait for others
@@ -292,16 +266,16 @@ def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
 
 
 def _content(sample: Any) -> Any:
-    """Equal for equal samples; None where that is not looked at."""
+    """Equal for equal samples; where content is not looked at, for the same one alone."""
     import numpy as np
 
     from burnish.rewards.text.base import Response
 
     if isinstance(sample, Response):
-        return (sample.text, sample.finished) if sample.dialogue is None else None
+        return (sample.text, sample.finished) if sample.dialogue is None else id(sample)
     if isinstance(sample, np.ndarray):
         return sample.shape, sample.dtype.str, blake2b(np.ascontiguousarray(sample).data, digest_size=16).digest()
-    return None
+    return id(sample)
 
 
 def awaited(scores: Pending, check_cancelled: Callable[[], None]) -> Scores:
@@ -342,9 +316,9 @@ class Collector:
         """
         self._tell = tell
         self._scorer, self._prompts, self._group, self._update = scorer, list(prompts), list(group), update
-        self._samples: dict[int, Any] = {}  # that are not submitted yet: all of them would fill the memory
+        # samples with what else is known of them, until they are submitted: all of them would fill the memory
+        self._samples: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._there: set[int] = set()
-        self._inputs: dict[str, dict[int, Any]] = {}
         self._pending: list[tuple[list[int], Pending]] = []
         rewards = list(scorer.rewards.values())
         self._at_the_end = any(reward.puts_away for reward in rewards) or (one_by_one and not scorer.overlaps)
@@ -367,10 +341,8 @@ class Collector:
             if row in self._there:
                 continue
             self._there.add(row)
-            self._samples[row] = samples[i]
+            self._samples[row] = samples[i], {name: values[i] for name, values in (inputs or {}).items()}
             self._left[self._group[row]] -= 1
-            for name, values in (inputs or {}).items():
-                self._inputs.setdefault(name, {})[row] = values[i]
         self._tell(len(self._there), len(self._group))
         if not self._at_the_end:
             waits = self._left if self._by_group else {}
@@ -395,10 +367,11 @@ class Collector:
     def _submit(self, rows: Sequence[int]) -> None:
         if not rows:
             return
-        columns = {name: [values.pop(row) for row in rows] for name, values in self._inputs.items()}
+        samples, known = zip(*(self._samples.pop(row) for row in rows), strict=True)
+        columns = {name: [inputs[name] for inputs in known] for name in known[0]}
         inputs = RewardInputs(columns=columns, group=[self._group[row] for row in rows], update=self._update)
-        samples, prompts = [self._samples.pop(row) for row in rows], [self._prompts[row] for row in rows]
-        self._pending.append((list(rows), self._scorer.submit(samples, prompts, inputs)))
+        pending = self._scorer.submit(samples, [self._prompts[row] for row in rows], inputs)
+        self._pending.append((list(rows), pending))
 
 
 def probe(
@@ -424,7 +397,7 @@ def probe(
     if not asked:
         return
     # tokens can be made up as well; what a model makes on its way to a sample can't
-    inputs = RewardInputs(columns={"response_ids": [list(range(TOKENS))] * len(asked)}, made_up=True)
+    inputs = RewardInputs(columns={"response_ids": [list(range(8))] * len(asked)}, made_up=True)
     log.info("waiting for the first scores of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)
     scores = awaited(scorer.submit([sample] * len(asked), asked, inputs), check_cancelled)
     judged = next(iter(rewards.values())).judged

@@ -103,7 +103,7 @@ def test_a_format_of_the_user_is_a_function_or_a_class_in_a_file_with_options(tm
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wrong", r"environment\.calls is .*mine\.py:wrong, .* a list with tuple"),
+        ("wrong", r"environment\.calls is .*mine\.py:wrong, .* returned \[\('look'"),
         ("other", r"function\(response\).*function\(text, schemas\)"),
     ],
 )

@@ -166,8 +166,8 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
     (drawn, "by_name", {}, r"'difficulty'.* prompt 'd' \(data.jsonl:9\).* 'other'"),
     (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
     (drawn, "tests.support.bad_rewards:takes_no_prompts", {}, r"bad_rewards.py:\d+\) .*too many positional"),
-    (drawn, "wants_responses", {}, "responses, but scores what a generator draws"),
-    (said, "wants_latents", {}, "latents, but scores what a language model says"),
+    (drawn, "wants_responses", {}, "responses, but scores images"),
+    (said, "wants_latents", {}, "latents, but scores responses"),
     (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
 ])  # fmt: skip
 def test_what_nobody_has_is_refused_before_the_run(kind, name, arguments, why):

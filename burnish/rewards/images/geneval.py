@@ -42,9 +42,6 @@ CLASSES = (
     "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
 SHORTEST, LONGEST, MULTIPLE = 800, 1333, 32  # pixels of the detector's input
-MOST = 100  # detections of an image
-LEAST = 0.05  # score of what is kept, far below what any rule reads
-
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
@@ -123,8 +120,8 @@ def read_detections(
     import torch.nn.functional as F
 
     share = classes.softmax(-1)[:, :-1]
-    scores, places = share.flatten().topk(min(MOST, share.numel()))
-    kept = scores > LEAST  # a mask only makes a score smaller
+    scores, places = share.flatten().topk(min(100, share.numel()))
+    kept = scores > 0.05  # far below what any rule reads; a mask only makes a score smaller
     scores, places = scores[kept], places[kept]
     logits = masks[places // share.shape[1]]
     logits = F.interpolate(logits[None], tuple(padded), mode="bilinear", align_corners=False)
@@ -150,54 +147,49 @@ def extents(masks: Tensor) -> list[Box]:
     return boxes
 
 
-CONFIDENCE = 0.3  # of a detection that counts
-COUNTING_CONFIDENCE = 0.9  # where the task is counting
-MOST_OBJECTS = 16  # of a class, the most confident ones
-SHRINK = 0.1  # of the summed sizes of two objects: as far as their centres may move without a relation
-RELATED = 0.5  # of the distance of two centres
-SETTLED = 1e-3  # pixels: offsets below are none
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 POSITIONS = ("left of", "right of", "above", "below")
 TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 
 # what a prompt is given where rewards are tried out, whatever it says
 EXAMPLE = '{"tag": "single_object", "include": [{"class": "sports ball", "count": 1}]}'
-BACKGROUND = 0x99  # of all three colours, around an object whose colour is read
 
 Objects = Mapping[str, Sequence[Found]]  # by class, the most confident first
 Colours = Callable[[str, int], Sequence[str]]  # of the N most confident objects of a class
-ColoursOf = Callable[[Sequence[Found], str], Sequence[str]]  # the colour of each object, given the name of their class
 
 
 def kept(found: Sequence[Found], task: str) -> dict[str, list[Found]]:
-    """The objects that count, by class, the most confident first.
+    """The objects that count, by class, the most confident first, at most 16 of each.
 
     Nothing suppresses overlapping objects: GenEval's threshold for that is 1, which is off.
     """
-    least = COUNTING_CONFIDENCE if task == "counting" else CONFIDENCE
+    least = 0.9 if task == "counting" else 0.3
     objects: dict[str, list[Found]] = {}
     for seen in sorted(found, key=lambda seen: -seen.score):
         if seen.score > least:
             objects.setdefault(seen.name, []).append(seen)
-    return {name: same[:MOST_OBJECTS] for name, same in objects.items()}
+    return {name: same[:16] for name, same in objects.items()}
 
 
 def relations(a: Box, b: Box) -> set[str]:
     """How ``a`` lies to ``b``; two may hold, and none where they are too near.
 
-    The offset of the centres is shortened by a share of the objects' sizes, and compared with the full distance.
+    The offset of the centres is shortened by a tenth of the objects' sizes; what is left of it has to be more than half
+    of their distance. Below a thousandth of a pixel nothing is left.
     """
     offset = [(a[i] + a[i + 2] - b[i] - b[i + 2]) / 2 for i in (0, 1)]
     sizes = [abs(a[i + 2] - a[i]) + abs(b[i + 2] - b[i]) for i in (0, 1)]
-    beyond = [math.copysign(max(abs(one) - SHRINK * size, 0.0), one) for one, size in zip(offset, sizes, strict=True)]
-    if all(abs(one) < SETTLED for one in beyond):
+    beyond = [math.copysign(max(abs(one) - 0.1 * size, 0.0), one) for one, size in zip(offset, sizes, strict=True)]
+    if all(abs(one) < 1e-3 for one in beyond):
         return set()
     x, y = (one / math.hypot(*offset) for one in beyond)
     named = {"left of": -x, "right of": x, "above": -y, "below": y}
-    return {name for name, share in named.items() if share > RELATED}
+    return {name for name, share in named.items() if share > 0.5}
 
 
-def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> tuple[dict[str, float], str]:
+def judge(
+    objects: Objects, wanted: Mapping[str, Any], colours_of: Callable[[Sequence[Found], str], Sequence[str]]
+) -> tuple[dict[str, float], str]:
     """The scores on an image, and what was not met.
 
     They are ``correct``, GenEval's: at least as many objects as wanted, and not as many as are excluded; and
@@ -206,7 +198,7 @@ def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) ->
     Args:
         objects: that count.
         wanted: a record of GenEval: clauses ``include`` and ``exclude``.
-        colours_of: reads colours; called where a clause names one.
+        colours_of: the colour of each object, given the name of their class; called where a clause names a colour.
     """
 
     @cache
@@ -288,19 +280,10 @@ def problem_of(wanted: Any) -> str:
             return f"clause {number + 1} has no 'count' of 1 or more"
         if clause.get("color", "red") not in COLOURS:
             return f"clause {number + 1} has the colour {clause['color']!r}; the colours are {', '.join(COLOURS)}"
-        if "position" in clause and not _is_position(clause["position"], number):
+        earlier = [[relation, place] for relation in POSITIONS for place in range(number)]
+        if "position" in clause and clause["position"] not in earlier:
             return f"clause {number + 1} has no 'position' such as ['left of', 0], of an earlier clause"
     return "" if clauses else "it has no clause"
-
-
-def _is_position(position: Any, number: int) -> bool:
-    return (
-        isinstance(position, Sequence)
-        and len(position) == 2
-        and position[0] in POSITIONS
-        and type(position[1]) is int
-        and 0 <= position[1] < number
-    )
 
 
 @register("flow reward", "geneval_mask2former")
@@ -378,6 +361,6 @@ def cut_out(image: np.ndarray, one: Found) -> np.ndarray:
     """The image inside the box of an object, with everything that is not the object grey."""
     import numpy as np
 
-    masked = np.where(one.mask[..., None], image, np.uint8(BACKGROUND))
+    masked = np.where(one.mask[..., None], image, np.uint8(0x99))
     left, top, right, bottom = (round(side) for side in one.box)
     return np.ascontiguousarray(masked[top:bottom, left:right])

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from burnish.options import Finite
 from burnish.registry import register
 from burnish.rewards.base import Score
-from burnish.rewards.networks.headed import HeadedReward, Question, QuestionReader, score_with
+from burnish.rewards.networks.headed import Headed, HeadedReward, Question, score_with
 from burnish.rewards.networks.loading import Source, batches, some_counts, weight_files
 from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
@@ -30,9 +30,6 @@ HPSV3 = "HPSv3.safetensors"
 ABOUT = "model_config.json"
 COMPLETE, ADAPTER, REST = "model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"
 NAMES: tuple[Literal["vq", "mq", "ta"], ...] = ("vq", "mq", "ta")
-PARTS = ("mean", "std")
-FEWEST, MOST = 4, 768  # frames, as the published preprocessing has them
-SMALLEST = 128 * 28 * 28  # pixels of a frame
 
 
 @register("flow reward", "hpsv3")
@@ -51,8 +48,8 @@ class HPSv3(HeadedReward):
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         (template,) = self.questions()
 
-        def question(reader: QuestionReader, row: int) -> Question:
-            return reader.question(template, prompts[row].text, [reader.geometry.image(images[row])])
+        def question(loaded: Headed, row: int) -> Question:
+            return loaded.question(template, prompts[row].text, [loaded.geometry.image(images[row])])
 
         values = self.read(len(images), question)
         return [score_with(float(row[0, 0]), uncertainty=float(row[0, 1])) for row in values]
@@ -61,11 +58,10 @@ class HPSv3(HeadedReward):
         import torch
 
         (template,) = self.questions()
-        loaded = self.load()
-        reader, values = loaded.reader, []
+        loaded, values = self.load(), []
         for rows in batches(range(len(images)), self.batch_size):
-            shown = [reader.geometry.tensor(images[row].to(self.device)) for row in rows]
-            questions = [reader.question(template, prompts[row].text, [p]) for row, p in zip(rows, shown, strict=True)]
+            shown = [loaded.geometry.tensor(images[row].to(self.device)) for row in rows]
+            questions = [loaded.question(template, prompts[row].text, [p]) for row, p in zip(rows, shown, strict=True)]
             values.append(loaded.outputs(questions)[:, 0, 0])
         return torch.cat(values).to(images.device)
 
@@ -98,10 +94,10 @@ class EditReward(HeadedReward):
         by_head = []
         for head, template in enumerate(self.questions()):
 
-            def question(reader: QuestionReader, row: int, template: str = template) -> Question:
+            def question(loaded: Headed, row: int, template: str = template) -> Question:
                 sources = [np.asarray(media.image()) for media in prompts[row].images]
-                shown = [reader.geometry.image(image) for image in (*sources, images[row])]
-                return reader.question(template, prompts[row].text, shown)
+                shown = [loaded.geometry.image(image) for image in (*sources, images[row])]
+                return loaded.question(template, prompts[row].text, shown)
 
             by_head.append([values[0].tolist() for values in self.read(len(images), question, head)])
         return [self._pooled(first, second) for first, second in zip(*by_head, strict=True)]
@@ -162,10 +158,10 @@ class VideoAlign(HeadedReward):
         (template,) = self.questions()
         about = settings(self.folder())
 
-        def question(reader: QuestionReader, row: int) -> Question:
+        def question(loaded: Headed, row: int) -> Question:
             frames = sampled(images[row], fps=about.fps, frames=about.frames)
-            shown = [reader.geometry.clip(frames, SMALLEST, about.pixels)]
-            return reader.question(template, prompts[row].text, shown, video=True)
+            shown = [loaded.geometry.clip(frames, 128 * 28 * 28, about.pixels)]
+            return loaded.question(template, prompts[row].text, shown, video=True)
 
         # dimension i is read at token i
         raw = [values.diagonal().tolist() for values in self.read(len(images), question)]
@@ -181,12 +177,15 @@ class VideoAlign(HeadedReward):
 
 
 def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:
-    """Frames of a clip, N a second or N in all and an even number of them, evenly spaced from first to last."""
+    """Frames of a clip, N a second or N in all and an even number of them, evenly spaced from first to last.
+
+    By the second there are at least 4 and at most 768, as the published preprocessing has them.
+    """
     import numpy as np
 
     total = len(clip.frames)
-    most = max(min(MOST, total) // 2 * 2, 1)
-    wanted = frames if frames is not None else min(max(total / clip.fps * fps, FEWEST), most)
+    most = max(min(768, total) // 2 * 2, 1)
+    wanted = frames if frames is not None else min(max(total / clip.fps * fps, 4), most)
     count = min(max(round(wanted / 2) * 2, 1), total)
     return clip.frames[np.linspace(0, total - 1, count).round().astype(int)]  # type: ignore[no-any-return]
 
@@ -231,10 +230,12 @@ def settings(place: Path) -> Settings:
             "VideoReward's published one, which does neither"
         )
     numbers = {name: data.get(name) for name in ("fps", "max_frame_pixels")}
-    numbers |= {f"{name.upper()}_{what}": norm.get(f"{name.upper()}_{what}") for name in NAMES for what in PARTS}
+    numbers |= {
+        f"{name.upper()}_{what}": norm.get(f"{name.upper()}_{what}") for name in NAMES for what in ("mean", "std")
+    }
     if lacking := [name for name, value in numbers.items() if not isinstance(value, int | float)]:
         raise UserError(
             f"{file} lacks {lacking[0]}, by which clips are read and scores standardised; fetch the checkpoint again"
         )
-    means, stds = ([float(numbers[f"{name.upper()}_{what}"]) for name in NAMES] for what in PARTS)
+    means, stds = ([float(numbers[f"{name.upper()}_{what}"]) for name in NAMES] for what in ("mean", "std"))
     return Settings(means, stds, float(numbers["fps"]), data.get("num_frames"), int(numbers["max_frame_pixels"]))

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-PICKSCORE_RANGE = 26  # by which training divides PickScore, so that values lie near 1
 RELEASES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 
 
@@ -179,7 +178,7 @@ class PickScore(ContrastiveReward):
     """raw: exp(logit scale) * cosine, mostly 17 to 24. per_26: divided by 26, as Flow-GRPO trains with it."""
 
     def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        return model.logits(cosine) / (PICKSCORE_RANGE if self.scale == "per_26" else 1)
+        return model.logits(cosine) / (26 if self.scale == "per_26" else 1)
 
 
 @register("flow reward", "clip")
@@ -289,8 +288,6 @@ BLIP_LARGE: dict[str, dict[str, int]] = {
         "vocab_size": 30524, "max_position_embeddings": 512, "encoder_hidden_size": 1024,
     },
 }  # fmt: skip
-BLIP_TOKENS = 35  # of a prompt that are read; the rest is cut off
-MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of ImageReward's raw values on its authors' data
 
 
 @register("flow reward", "imagereward")
@@ -318,8 +315,9 @@ class ImageReward(PromptedReward):
         from burnish.types.batch import to_device
 
         texts, reader = [prompt.text for prompt in prompts], tokenizer_of(self.vocabulary)
-        ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, BLIP_TOKENS))
-        return (model.value(pixels, ids, mask) - MEAN) / STD  # type: ignore[no-any-return]
+        ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, 35))
+        mean, std = 0.16717362830052426, 1.0333394966054072  # of the raw values on its authors' data
+        return (model.value(pixels, ids, mask) - mean) / std  # type: ignore[no-any-return]
 
 
 @cache

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}  # in x and y of an image
-WAY = 0.15  # least way for the full value, as a share of the frame's width or height
-FAINT = 0.1  # contrast, as a share of white, below which a pixel is background
-LEAST = 1.0  # contrast of a frame, in white pixels, below which it shows nothing
 
 
 @register("flow reward", "motion")
@@ -55,15 +52,15 @@ class Motion(Reward):
 
         asked = direction_of(prompt)
         assert asked is not None, "only prompts with a direction are judged"
-        track = centres(clip.frames)
-        if track is None:
+        centres = [_centre(frame) for frame in clip.frames]
+        if None in centres:
             return Score(0.0, "a frame shows nothing to follow", {"agrees": 0.0})
-        x, y = DIRECTIONS[asked]
+        track, (x, y) = np.array(centres), DIRECTIONS[asked]
         height, width = clip.frames.shape[1:3]
         gone = track[-1] - track[0]
         ahead = float(gone[0] * x + gone[1] * y)
         way = float(np.linalg.norm(np.diff(track, axis=0), axis=1).sum())
-        value = max(ahead, 0.0) / max(way, WAY * (width if x else height))
+        value = max(ahead, 0.0) / max(way, 0.15 * (width if x else height))
         went = max(DIRECTIONS, key=lambda name: gone[0] * DIRECTIONS[name][0] + gone[1] * DIRECTIONS[name][1])
         agrees = float(went == asked and ahead > 0)
         return Score(value, f"{ahead:+.1f} of {way:.1f} pixels {asked}", {"agrees": agrees})
@@ -78,26 +75,17 @@ def direction_of(prompt: Prompt) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def centres(frames: np.ndarray) -> np.ndarray | None:
-    """Where the middle of what is shown lies in each frame [F, H, W, 3], in pixels: [F, 2], x and y.
-
-    None if a frame shows nothing that differs from its border.
-    """
-    import numpy as np
-
-    track = [_centre(frame) for frame in frames]
-    return None if any(centre is None for centre in track) else np.array(track)
-
-
 def _centre(frame: np.ndarray) -> tuple[float, float] | None:
+    """Where the middle of what a frame [H, W, 3] shows lies, x and y in pixels; None if nothing differs from its
+    border."""
     import numpy as np
 
     pixels = frame.astype(np.float32) / 255
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     contrast = np.abs(pixels - np.median(border, axis=0)).mean(-1)
-    contrast[contrast < FAINT] = 0
+    contrast[contrast < 0.1] = 0  # of white: background
     total = float(contrast.sum())
-    if total < LEAST:
+    if total < 1.0:  # white pixels: nothing to follow
         return None
     height, width = contrast.shape
     return float(contrast.sum(0) @ np.arange(width)) / total, float(contrast.sum(1) @ np.arange(height)) / total

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 48  # pixels of the recognition model's input
 BATCH = 4  # lines per call; fixed, because rounding may depend on it, and more are not faster
-SMALLEST = 1e-30  # lower bound of probabilities before the logarithm
-STRIDE = 8  # pixels of the model's input to a column of its output
-COLUMNS = 3  # columns to a character: about what printed text has
 THREADS = 1  # of a model; more processes (scoring.processes) use cores better
-LOWEST = 8  # pixels of a line at least, that any text in it may be read
 NO_ANSWER = 'it has no answer and no text in double quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
 
 
@@ -95,11 +91,13 @@ def _plain(text: str) -> str:
 
 def _read(images: Sequence[np.ndarray]) -> list[str]:
     """Read each image as one line of text."""
-    _, characters = recogniser()
+    _, characters, _ = recogniser()
     texts = [""] * len(images)
     for rows, columns in recognise(images):
-        for i, codes in zip(rows, columns.argmax(-1), strict=True):
-            texts[i] = _collapse(codes.tolist(), characters)
+        for i, codes in zip(rows, columns.argmax(-1).tolist(), strict=True):
+            # CTC: repeated codes are one character, and code 0 is a blank
+            kept = [code for code, before in zip(codes, [0, *codes], strict=False) if code not in (0, before)]
+            texts[i] = "".join(characters[code] for code in kept).strip()
     return texts
 
 
@@ -112,7 +110,7 @@ def recognise(images: Sequence[np.ndarray]) -> Iterator[tuple[list[int], np.ndar
     import numpy as np
     from PIL import Image
 
-    session, _ = recogniser()
+    session, _, _ = recogniser()
     name = session.get_inputs()[0].name
     sizes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, image in enumerate(images):
@@ -129,25 +127,15 @@ def recognise(images: Sequence[np.ndarray]) -> Iterator[tuple[list[int], np.ndar
             yield rows, columns[: len(rows)]
 
 
-def _collapse(codes: Sequence[int], characters: Sequence[str]) -> str:
-    """CTC decoding: repeated codes are one character, and code 0 is a blank."""
-    kept = [c for c, before in zip(codes, [0, *codes], strict=False) if c not in (0, before)]
-    return "".join(characters[c] for c in kept).strip()
-
-
 def model_file() -> Path:
     """The recognition model in RapidOCR's wheel."""
-    package = find_spec("rapidocr")  # only its files are needed: importing it takes a second
-    folder = Path(package.origin or "").parent / "models" if package else None
-    models = sorted(folder.glob("*rec*.onnx")) if folder else []
-    if not models:
-        raise RuntimeError("rapidocr's recognition model was not found; install rapidocr>=3.4,<4")
-    return models[-1]
+    package: Any = find_spec("rapidocr")  # only its files are needed: importing it takes a second
+    return max((Path(package.origin).parent / "models").glob("*rec*.onnx"))
 
 
 @cache
-def recogniser() -> tuple[Any, list[str]]:
-    """The recognition model, and its characters by code; code 0 is CTC's blank."""
+def recogniser() -> tuple[Any, list[str], dict[str, int]]:
+    """The recognition model, its characters by code, of which 0 is CTC's blank, and the code of each character."""
     import onnxruntime
 
     how = onnxruntime.SessionOptions()
@@ -155,7 +143,8 @@ def recogniser() -> tuple[Any, list[str]]:
     how.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the trainer
     session = onnxruntime.InferenceSession(str(model_file()), how, providers=["CPUExecutionProvider"])
     listed = session.get_modelmeta().custom_metadata_map["character"].splitlines()
-    return session, ["", *listed, " "]
+    characters = ["", *listed, " "]
+    return session, characters, {character: code for code, character in enumerate(characters) if character}
 
 
 def _find(images: Sequence[np.ndarray]) -> list[str]:
@@ -203,7 +192,7 @@ class OcrCtc(Reward):
         for rows, columns in recognise(lines):
             for row, probability in zip(rows, columns, strict=True):
                 i = owners[row]
-                value = log_likelihood(np.log(probability.clip(SMALLEST)), answers[i])
+                value = log_likelihood(np.log(probability.clip(1e-30)), answers[i])
                 before = scores[i].value
                 scores[i] = Score(value if before is None else max(before, value))
         return scores
@@ -238,7 +227,7 @@ class OcrCtc(Reward):
                 ) from None
 
     def unfit(self, prompt: Prompt) -> str:
-        answer, codes = _answer(prompt), _codes_by_character()
+        answer, (_, _, codes) = _answer(prompt), recogniser()
         if not answer:
             return NO_ANSWER
         lacking = next((character for character in answer if character not in codes), "")
@@ -246,7 +235,7 @@ class OcrCtc(Reward):
 
     def _codes(self, prompt: Prompt) -> list[int]:
         """The model's codes of the answer's characters."""
-        codes = _codes_by_character()
+        _, _, codes = recogniser()
         return [codes[character] for character in _answer(prompt)]
 
 
@@ -257,11 +246,13 @@ def _answer(prompt: Prompt) -> str:
 def bands(height: int, width: int, characters: int) -> int:
     """The fewest bands of an image whose width gives enough columns to a line of N characters.
 
+    The model gives a column for 8 pixels of its input, and printed text has about 3 columns to a character.
+
     Raises:
-        ValueError: it would take bands that are too low to be read.
+        ValueError: it would take bands of less than 8 pixels, which are too low to be read.
     """
-    for count in range(1, max(height // LOWEST, 1) + 1):
-        if round(width * HEIGHT / (height // count)) // STRIDE >= COLUMNS * characters:
+    for count in range(1, max(height // 8, 1) + 1):
+        if round(width * HEIGHT / (height // count)) // 8 >= 3 * characters:
             return count
     raise ValueError(
         f"its text has {characters} characters, more than a line of an image of {width} x {height} pixels shows"
@@ -298,12 +289,6 @@ def log_likelihood(logprob: np.ndarray, answer: Sequence[int]) -> float:
         two = np.where(skips, np.concatenate([[-np.inf, -np.inf], reached[:-2]]), -np.inf)
         reached = np.logaddexp(np.logaddexp(reached, one), two) + column[path]
     return float(np.logaddexp(reached[-1], reached[-2]) / len(answer))
-
-
-@cache
-def _codes_by_character() -> dict[str, int]:
-    _, characters = recogniser()
-    return {character: code for code, character in enumerate(characters) if character}
 
 
 @cache

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.registry import options, register
 from burnish.rewards.base import FRAMES, NOTHING, Compared, RewardInputs, Score
@@ -125,14 +123,6 @@ class ImageVariety(Embedding, LearnedReward):
     """Directory, or org/name on the Hugging Face hub, of the network. That of another reward is loaded once, if dtype
     and device are the same."""
 
-    @model_validator(mode="after")
-    def _compares_whole_clips(self) -> Self:
-        if self.frames is not None:
-            raise ValueError(
-                f"frames is never read, because {self.name} compares clips at {FRAMES} frames; leave it out"
-            )
-        return self
-
     def compares(self) -> Compared:
         return "groups"
 
@@ -141,10 +131,17 @@ class ImageVariety(Embedding, LearnedReward):
     ) -> list[Score]:
         import torch
 
+        model = self.load()
+
+        def embeddings(batch: Sequence[np.ndarray]) -> Sequence[Tensor]:
+            return model.images(model.preprocessing.images(batch).to(self.device)).cpu().unbind(0)
+
         scores = [Score(None, applicable=False)] * len(images)  # a sample without others has nothing to differ from
         groups = [rows for rows in inputs.groups(prompts) if len(rows) > 1]
         parts = {row: _images(images[row]) for rows in groups for row in rows}
-        embedded = iter(self._embedded([image for part in parts.values() for image in part]))
+        embedded = iter(
+            self.in_batches(model.network, [image for part in parts.values() for image in part], embeddings)
+        )
         whole = {row: torch.stack([next(embedded) for _ in part]) for row, part in parts.items()}
         for rows in groups:
             each = torch.stack([whole[row] for row in rows]).flatten(1)  # [N, frames * D]
@@ -154,15 +151,6 @@ class ImageVariety(Embedding, LearnedReward):
             for row, *values in zip(rows, (1 - others).tolist(), (1 - nearest).tolist(), strict=True):
                 scores[row] = Score(values[0], numbers={"nearest": values[1]})
         return scores
-
-    def _embedded(self, images: Sequence[np.ndarray]) -> list[Tensor]:
-        """Embeddings of length 1, on the CPU."""
-        model = self.load()
-
-        def embeddings(batch: Sequence[np.ndarray]) -> Sequence[Tensor]:
-            return model.images(model.preprocessing.images(batch).to(self.device)).cpu().unbind(0)
-
-        return self.in_batches(model.network, images, embeddings)
 
 
 def _images(sample: np.ndarray | Clip) -> list[np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from burnish.types.prompt import Prompt
-
-LENGTH = 77  # tokens of a prompt
 
 
 @cache
@@ -66,7 +63,7 @@ class Clap(LearnedReward):
             import torch
 
             texts = [prompts[row].text for row in rows]
-            ids, mask = (one.to(self.device) for one in token_ids(tokenizer_of(self.folder()), texts, LENGTH))
+            ids, mask = (one.to(self.device) for one in token_ids(tokenizer_of(self.folder()), texts, 77))
             read = network.get_text_features(input_ids=ids, attention_mask=mask).pooler_output
             waves = [_heard(images[row], extractor.sampling_rate)[: extractor.nb_max_samples] for row in rows]
             seen = extractor(waves, sampling_rate=extractor.sampling_rate, return_tensors="pt")["input_features"]
@@ -83,6 +80,4 @@ def _heard(sound: Sound, rate: int) -> np.ndarray:
     """The mean of a sound's channels at another rate: float64 [N]."""
     from scipy.signal import resample_poly
 
-    common, mono = gcd(rate, sound.rate), sound.samples.mean(0, dtype="float64")
-    heard: np.ndarray = resample_poly(mono, rate // common, sound.rate // common)
-    return heard
+    return resample_poly(sound.samples.mean(0, dtype="float64"), rate, sound.rate)  # type: ignore[no-any-return]

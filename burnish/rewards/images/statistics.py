@@ -17,25 +17,15 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 
-SCALE = 500.0  # kB per point, as in other implementations
-
-
-def size(image: np.ndarray, quality: int = 95) -> float:
-    """Size of an image as JPEG, in kB of 1000 bytes."""
+def size(image: np.ndarray) -> float:
+    """Size of an image as JPEG of quality 95, in kB of 1000 bytes."""
     import io
 
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(image).save(file, format="JPEG", quality=quality)
+    Image.fromarray(image).save(file, format="JPEG", quality=95)
     return file.tell() / 1000
-
-
-LEVELS = 8  # of each colour in a histogram
-BITS_PER_KB = 8000
-DARK, EDGE = 0.1, 0.1  # luminance from which on a pixel is not dark; difference that is no edge yet
-FLAT = 1e-8  # variance of a luminance in which there is nothing to lose
-BITS = 9  # of a colour of LEVELS levels in red, green and blue
 
 
 @options
@@ -57,7 +47,7 @@ class JpegCompressibility(ImageStatistic):
     """Minus the size as JPEG of quality 95, in units of 500 kB: higher for images with less detail."""
 
     def of(self, image: np.ndarray) -> float:
-        return -size(image) / SCALE
+        return -size(image) / 500
 
 
 @register("flow reward", "jpeg_incompressibility")
@@ -65,7 +55,7 @@ class JpegIncompressibility(ImageStatistic):
     """The size as JPEG of quality 95, in units of 500 kB: higher for images with more detail."""
 
     def of(self, image: np.ndarray) -> float:
-        return size(image) / SCALE
+        return size(image) / 500
 
 
 @register("flow reward", "border_darkness")
@@ -104,7 +94,7 @@ class DarkShare(ImageStatistic):
     """Share of the pixels whose luminance (0.299 R + 0.587 G + 0.114 B, white is 1) is below 0.1."""
 
     def of(self, image: np.ndarray) -> float:
-        return float((luminance(image) < DARK).mean())
+        return float((luminance(image) < 0.1).mean())
 
 
 @register("flow reward", "brightness")
@@ -128,7 +118,8 @@ class HighFrequency(ImageStatistic):
         shade = shade[: 2 * high, : 2 * wide]
         contrast = float(shade.var(dtype="float64"))
         halved = shade.reshape(high, 2, wide, 2).mean((1, 3), dtype="float64")
-        return float(max(1 - float(halved.var()) / contrast, 0.0)) if contrast > FLAT else 0.0
+        # at next to no variance there is nothing to lose
+        return float(max(1 - float(halved.var()) / contrast, 0.0)) if contrast > 1e-8 else 0.0
 
 
 @register("flow reward", "file_size")
@@ -136,7 +127,7 @@ class FileSize(ImageStatistic):
     """Bits per pixel of an image as JPEG of quality 95: how much is in it, whatever that is."""
 
     def of(self, image: np.ndarray) -> float:
-        return float(BITS_PER_KB * size(image) / (image.shape[0] * image.shape[1]))
+        return float(8000 * size(image) / (image.shape[0] * image.shape[1]))
 
 
 @register("flow reward", "edge_density")
@@ -148,7 +139,7 @@ class EdgeDensity(ImageStatistic):
         import numpy as np
 
         shade = luminance(image)
-        edges = sum(int((np.abs(np.diff(shade, axis=axis)) > EDGE).sum()) for axis in (0, 1))
+        edges = sum(int((np.abs(np.diff(shade, axis=axis)) > 0.1).sum()) for axis in (0, 1))
         pairs = 2 * shade.size - sum(shade.shape)
         return edges / pairs if pairs else 0.0
 
@@ -161,11 +152,11 @@ class ColourEntropy(ImageStatistic):
     def of(self, image: np.ndarray) -> float:
         import numpy as np
 
-        level = image // (256 // LEVELS)
-        colour = (level[..., 0].astype(np.intp) * LEVELS + level[..., 1]) * LEVELS + level[..., 2]
-        count = np.bincount(colour.ravel(), minlength=2**BITS)
+        level = image // 32
+        colour = (level[..., 0].astype(np.intp) * 8 + level[..., 1]) * 8 + level[..., 2]
+        count = np.bincount(colour.ravel())
         share = count[count > 0] / count.sum()
-        return float(abs(share @ np.log2(share))) / BITS
+        return float(abs(share @ np.log2(share))) / 9
 
 
 @register("flow reward", "saturation")

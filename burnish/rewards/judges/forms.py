@@ -25,7 +25,6 @@ from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_text
 
-TEMPLATES = Path(__file__).parent / "templates"
 PLACES = re.compile(r"\{(prompt|negative|response|other|answer|question)\}")
 YES = ("Yes", "yes", " Yes", " yes")
 NO = ("No", "no", " No", " no")
@@ -33,8 +32,6 @@ COUNTS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ]  # fmt: skip
 NOTED = 4  # answers of several questions that a note names
-WRITTEN = 256  # most tokens of a score that an own pattern reads, unless said otherwise
-LONG = 2048  # of one with its reasons
 LEAST = 0.01  # share of all that a judge may say below which its answers together are no score
 
 
@@ -110,7 +107,7 @@ class Form:
                 "this form reads what its judge was trained to write, and the question belongs to the judge: save it "
                 "from the judge's repository as a text file with {prompt} in it, and give it as question_file"
             )
-        text = read_text(file or TEMPLATES / f"{self.template}.txt").rstrip("\n")
+        text = read_text(file or Path(__file__).parent / "templates" / f"{self.template}.txt").rstrip("\n")
         for place in self.needs:
             if f"{{{place}}}" not in text:
                 raise UserError(f"{file} has no {{{place}}} in it, which this form needs")
@@ -181,14 +178,14 @@ def named(name: str, subject: str) -> Form:
     }
     if name in made:
         return made[name]
-    return Form(needs=("prompt",), pairs=name in PAIRS, parse=PARSERS[name], max_new_tokens=LONG)
+    return Form(needs=("prompt",), pairs=name in PAIRS, parse=PARSERS[name], max_new_tokens=2048)
 
 
 def own(subject: str, answers: Mapping[str, float], *, normalise: bool, least: float, pattern: str | None) -> Form:
     """Form ``answers``: the user's own answers and their worths, by probability, or written and read by a pattern."""
     template, needs = f"{subject}_yes_no", ("response",) if subject == "response" else ()
     if pattern is not None:
-        return Form(template=template, needs=needs, parse=by_pattern(pattern, answers), max_new_tokens=WRITTEN)
+        return Form(template=template, needs=needs, parse=by_pattern(pattern, answers), max_new_tokens=256)
     spelt = {text: (text,) for text in answers}
     return Form(template=template, needs=needs, answers=spelt, worths=answers, normalise=normalise, least=least)
 
@@ -213,36 +210,32 @@ class Subject:
         return about_media(PLACES.sub(lambda place: words.get(place[1], place[0]), template), images, self.videos)
 
 
-def scored(ask: Ask, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]) -> list[Score]:
-    """Scores on samples, each by itself: all of their questions are asked at once."""
-    questions = [form.questions(prompt) for prompt in prompts]
-    rows = [
-        (subject.asked(template, question), question)
-        for subject, own in zip(subjects, questions, strict=True)
-        for question in own
-    ]
-    replies = iter(ask([shown for shown, _ in rows], [question for _, question in rows]))
-    return [_score(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)]
-
-
-def compared(
+def scored(
     ask: Ask, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt],
     groups: Sequence[Sequence[int]],
 ) -> list[Score]:  # fmt: skip
-    """Scores on samples against all others of their groups: the share of comparisons that each wins.
+    """Scores on samples, each by itself; or, of a form that compares, the share of comparisons that each wins in its
+    group. All questions are asked at once.
 
     Every pair is shown in both orders, which cancels what a judge gives to the first or the second place.
     """
-    pairs = [pair for rows in groups for pair in permutations(rows, 2)]
-    questions = [form.questions(prompts[i])[0] for i, _ in pairs]
-    shown = [
-        subjects[i].asked(template, question, subjects[j]) for (i, j), question in zip(pairs, questions, strict=True)
+    pairs = [(i, i) for i in range(len(subjects))]  # of samples that are shown together
+    if form.pairs:
+        pairs = [pair for rows in groups for pair in permutations(rows, 2)]
+    questions = [form.questions(prompts[i]) for i, _ in pairs]
+    asked = [
+        (subjects[i].asked(template, question, subjects[j] if form.pairs else None), question)
+        for (i, j), own in zip(pairs, questions, strict=True)
+        for question in own
     ]
-    replies = ask(shown, questions)
-    first = {pair: _score(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
-    shares = {
-        i: _share([(first[i, j], first[j, i]) for j in rows if j != i]) for rows in groups for i in rows
-    }  # fmt: skip
+    replies = iter(ask([shown for shown, _ in asked], [question for _, question in asked]))
+    scores = {
+        pair: _score(form, [next(replies) for _ in own], prompts[pair[0]])
+        for pair, own in zip(pairs, questions, strict=True)
+    }
+    if not form.pairs:
+        return list(scores.values())
+    shares = {i: _share([(scores[i, j], scores[j, i]) for j in rows if j != i]) for rows in groups for i in rows}
     return [shares[row] for row in range(len(subjects))]
 
 
@@ -268,16 +261,10 @@ def _score(form: Form, replies: Sequence[Reply], prompt: Prompt) -> Score:
     return form.read(replies, prompt) if lacking is None else Score(None, lacking.problem, fault=lacking.fault)
 
 
-Parser = Callable[[str], Score | None]  # None: there is no score in the text
-SHOWN = 60  # last characters of a text that can't be read, in the note
-LARGEST = 1 << 14  # last characters in which JSON is looked for
+# None: there is no score in the text. Patterns are possessive: a judge that writes a million spaces is read once, not
+# once for each of them
+Parser = Callable[[str], Score | None]
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
-# possessive: a judge that writes a million spaces is read once, not once for each of them
-_ASPECT = re.compile(rf"(Alignment|Coherence|Style)\s+Score\s*+(?:\(1-5\))?\s*+:\s*({NUMBER})")
-_BETTER = re.compile(r"Image\s*([12])\s+is\s+better", re.IGNORECASE)
-_WINNER = re.compile(r"\s*Image\s*([12])\s*", re.IGNORECASE)
-_SECTION = re.compile(r"^[^\w\n]*+(\d)\.\s*+\**+([A-Z][\w &/-]*)", re.MULTILINE)
-_SUB_SCORE = re.compile(rf"##\s*Score:\s*+\**+\s*+({NUMBER}|N/?A)", re.IGNORECASE)
 
 
 def one_number(pattern: str, low: float, high: float) -> Parser:
@@ -294,7 +281,8 @@ def one_number(pattern: str, low: float, high: float) -> Parser:
 
 def unified_reward_2(text: str) -> Score | None:
     """``Alignment Score (1-5): x`` and the same of Coherence and Style: their mean, from 1..5 to 0..1."""
-    scores = {name.lower(): float(score) for name, score in _ASPECT.findall(_without_thoughts(text))}
+    aspect = rf"(Alignment|Coherence|Style)\s+Score\s*+(?:\(1-5\))?\s*+:\s*({NUMBER})"
+    scores = {name.lower(): float(score) for name, score in re.findall(aspect, _without_thoughts(text))}
     if len(scores) < 3 or not all(1 <= score <= 5 for score in scores.values()):
         return None
     note = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
@@ -305,13 +293,13 @@ def unified_reward_think(text: str) -> Score | None:
     """``<answer>Image 1 is better</answer>``: 1 if the first of two images wins, 0 if the second does."""
     closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
     answer = next((inside for _, opened, inside in closed if opened), "")
-    return _winner(_BETTER.search(answer))
+    return _winner(re.search(r"(?i)Image\s*([12])\s+is\s+better", answer))
 
 
 def unified_reward_flex(text: str) -> Score | None:
     """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first image wins, 0 otherwise."""
     names = [str(value.get("winner")) for value in _objects(text)]
-    winners = [score for name in names if (score := _winner(_WINNER.fullmatch(name)))]
+    winners = [score for name in names if (score := _winner(re.fullmatch(r"(?i)\s*Image\s*([12])\s*", name)))]
     return winners[-1] if winners else None
 
 
@@ -323,7 +311,7 @@ def unified_reward_edit(text: str) -> Score | None:
     """The last JSON object with ``score``, a list of numbers from 0 to 25: their mean, divided by 25."""
     for value in reversed(list(_objects(text))):
         scores = value.get("score")
-        if isinstance(scores, list) and scores and all(_is_within(score, 0, 25) for score in scores):
+        if isinstance(scores, list) and scores and all(type(n) in (int, float) and 0 <= n <= 25 for n in scores):
             return Score(mean(scores) / 25, ", ".join(f"{score:g}" for score in scores))
     return None
 
@@ -337,11 +325,12 @@ def sections(*aspects: str) -> Parser:
         body = body.partition("# Detailed Judgement")[2] or body
         body = re.split(r"^#\s*Summary", body, maxsplit=1, flags=re.MULTILINE)[0]
         starts: list[re.Match[str]] = []
-        for match in _SECTION.finditer(body):
+        for match in re.finditer(r"^[^\w\n]*+(\d)\.\s*+\**+([A-Z][\w &/-]*)", body, re.MULTILINE):
             if len(starts) < len(aspects) and int(match[1]) == len(starts) + 1:  # lists within a section are none
                 starts.append(match)
         ends = [*(match.start() for match in starts), len(body)][1:]
-        scores = [_SUB_SCORE.search(body, start.end(), end) for start, end in zip(starts, ends, strict=True)]
+        sub_score = re.compile(rf"##\s*Score:\s*+\**+\s*+({NUMBER}|N/?A)", re.IGNORECASE)
+        scores = [sub_score.search(body, start.end(), end) for start, end in zip(starts, ends, strict=True)]
         written = {name: score[1] for name, score in zip(aspects, scores, strict=False) if score is not None}
         named = {
             name: min(4.0, max(1.0, float(score)))
@@ -379,8 +368,9 @@ def _without_thoughts(text: str) -> str:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a text, in order; fences and words around them are left out, and so are objects within."""
-    decoder, place, text = json.JSONDecoder(), 0, _without_thoughts(text)[-LARGEST:]
+    """The JSON objects in the last 16384 characters of a text, in order; fences and words around them are left out, and
+    so are objects within."""
+    decoder, place, text = json.JSONDecoder(), 0, _without_thoughts(text)[-(1 << 14) :]
     while (start := text.find("{", place)) >= 0:
         try:
             value, place = decoder.raw_decode(text, start)
@@ -389,13 +379,9 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             place = start + 1
 
 
-def _is_within(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
 def parsed(parse: Parser, text: str) -> Score:
     """The score in a text, which is missing where there is none."""
-    end = " ".join(text.split())[-SHOWN:]
+    end = " ".join(text.split())[-60:]
     return parse(text) or Score(None, f"the judge's verdict can't be read: ...{end!r}")
 
 

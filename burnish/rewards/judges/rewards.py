@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from burnish.options import BelowOne, Count, Finite, Threads
 from burnish.registry import ReadIf, options, register
-from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
+from burnish.rewards.base import FRAMES, NOTHING, Compared, Reward, RewardInputs, Score
 from burnish.rewards.judges import forms
 from burnish.rewards.judges.forms import Question, Reply, Subject
 from burnish.rewards.networks.language import LoadedOptions, encode, sees
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
 
-YES_NO = {"Yes": 1.0, "No": 0.0}
-SHOWN_FRAMES = 8  # of a clip, shown together
 OF_ANSWERS = ReadIf("form", "answers")
 
 ResponseForm = Annotated[
@@ -70,7 +68,7 @@ class FormOptions:
     """Text file with the question, whose places {prompt}, {answer}, {response} and others of the form are replaced;
     null takes the question that comes with the form."""
     answers: Annotated[dict[Annotated[str, Field(pattern=r"\S")], Finite], OF_ANSWERS] = Field(
-        default_factory=lambda: dict(YES_NO), min_length=1
+        default_factory=lambda: {"Yes": 1.0, "No": 0.0}, min_length=1
     )
     """Form answers: what the judge may answer, and what each is worth. Without a pattern nothing is written: the reward
     is the mean of the worths by the probabilities of the answers."""
@@ -87,7 +85,12 @@ class FormOptions:
     @model_validator(mode="after")
     def _form_reads(self) -> Self:
         if self.pattern is not None:
-            _check_pattern(self.pattern)
+            try:
+                groups = re.compile(self.pattern).groups
+            except re.error as error:
+                raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from None
+            if not groups:
+                raise ValueError(f"pattern is {self.pattern!r}; it must have a group around the score, as in (\\d+)")
             if not self.normalise or self.least != forms.LEAST:
                 raise ValueError("normalise and least are never read with a pattern; leave them out")
         if self.max_new_tokens is not None and self._form.parse is None:
@@ -130,9 +133,7 @@ class FormOptions:
         subjects = [self._subject(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)]
         form, question = self._form, self._question()
         ask = partial(self.replies, max_new_tokens=self.max_new_tokens or form.max_new_tokens)
-        if form.pairs:
-            return forms.compared(ask, form, question, subjects, prompts, inputs.groups(prompts))
-        return forms.scored(ask, form, question, subjects, prompts)
+        return forms.scored(ask, form, question, subjects, prompts, inputs.groups(prompts))
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
         """Whoever answers, see ``forms.Ask``."""
@@ -141,15 +142,6 @@ class FormOptions:
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
         """A sample as the judge meets it."""
         raise NotImplementedError
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from None
-    if not groups:
-        raise ValueError(f"pattern is {pattern!r}; it must have a group around the score, as in (\\d+)")
 
 
 # who answers: Burnish's own decoder
@@ -161,10 +153,6 @@ Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 class DecoderOptions(LoadedOptions):
     """A judge that Burnish loads, whose probabilities are read without a word written; one that sees is shown the
     images."""
-
-    @property
-    def _sees(self) -> bool:
-        return sees(self.folder())
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
         """See ``forms.Ask``."""
@@ -249,28 +237,16 @@ def written(model: LanguageModel, encoded: Gathered[Encoded], limit: int, batch_
 # who answers: a server
 
 CHAT = "/chat/completions"
-LISTED = 20  # likeliest tokens that servers of this protocol list at most
-IMAGES = 32  # encoded ones that are kept: those that samples of a group begin from are sent with each of them
-HIDDEN = 0.05  # probability that a spelling which is not listed may have at most; more makes the reward missing
-PATIENCE = 30.0  # seconds for another process to finish its write
-KEPT = 4096  # replies in memory
 
 
 class Kept:
     """Replies by question: in a file of SQLite that processes and later runs share, or the last ones in memory."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Raises:
-        OSError: the file can't keep replies.
-        """
         self.bounded = file is None
-        try:
-            self.base = sqlite3.connect(
-                file or ":memory:", timeout=PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            self.base.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, content TEXT NOT NULL)")
-        except sqlite3.Error as error:
-            raise OSError(f"{file} can't keep replies: {error}") from None
+        # another process has 30 seconds to finish its write
+        self.base = sqlite3.connect(file or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+        self.base.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, content TEXT NOT NULL)")
 
     def find(self, key: str) -> Any:
         """A reply that was given before, or None."""
@@ -281,7 +257,7 @@ class Kept:
         """Keep a reply."""
         self.base.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(reply)))
         if self.bounded:
-            self.base.execute("DELETE FROM replies WHERE rowid <= (SELECT max(rowid) FROM replies) - ?", (KEPT,))
+            self.base.execute("DELETE FROM replies WHERE rowid <= (SELECT max(rowid) FROM replies) - 4096")
 
 
 @cache
@@ -317,8 +293,10 @@ class EndpointOptions(ServerOptions):
         super().check(prompts)
         try:
             self._kept()
-        except OSError as error:
-            raise UserError(f"store of reward {self.name} is {self.store}: {error}; give another file") from None
+        except sqlite3.Error as error:
+            raise UserError(
+                f"store of reward {self.name} is {self.store}, which can't keep replies: {error}; give another file"
+            ) from None
 
     def _kept(self) -> Kept:
         return kept(tuple(self.urls)) if self.store is None else Kept(resolve(self.store))
@@ -356,7 +334,7 @@ class EndpointOptions(ServerOptions):
             "messages": [{"role": "user", "content": content(prompt)}],
             "temperature": 0,
             "max_tokens": limit or 1,
-            **({} if limit else {"logprobs": True, "top_logprobs": LISTED}),
+            **({} if limit else {"logprobs": True, "top_logprobs": 20}),  # servers of this protocol list no more
             **self.extra,
         }
         try:
@@ -375,7 +353,7 @@ def content(prompt: Prompt) -> list[dict[str, Any]]:
     return [*images, {"type": "text", "text": prompt.text}]
 
 
-@lru_cache(IMAGES)
+@lru_cache(32)  # images that samples of a group begin from are sent with each of them
 def _png(media: Media) -> str:
     buffer = io.BytesIO()
     media.image().save(buffer, format="PNG")
@@ -414,7 +392,7 @@ def _reply(question: Question, kept: Mapping[str, Any]) -> Reply:
     if not question.answers:
         return Reply(text=kept["text"], cut=kept["cut"])
     for spelling in {spelling for spellings in question.answers for spelling in spellings}:
-        if (share := may_be(spelling, kept["tokens"])) > HIDDEN:
+        if (share := may_be(spelling, kept["tokens"])) > 0.05:
             return Reply(problem=f"the server lists too few tokens: {spelling!r} may be as likely as {share:.2f}")
     return Reply(
         shares=tuple(math.fsum(kept["tokens"].get(text, 0.0) for text in answer) for answer in question.answers)
@@ -449,16 +427,10 @@ class ImageJudge(FormOptions, Reward):
     responses; soft_tifa_gm and soft_tifa_am: GenEval2's mean over the questions in vqa_list of the record; the others
     read what the judge of that name writes, and need its question_file."""
 
-    @model_validator(mode="after")
-    def _frames_are_not_compared(self) -> Self:
-        if self.frames is not None and self._form.pairs:
-            raise ValueError(f"form {self.form} compares samples, and frames judges each frame by itself; leave it out")
-        return self
-
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
         drawn = [sample]
         if isinstance(sample, Clip):
-            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), SHOWN_FRAMES)]
+            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]
         words = {"prompt": prompt.text, "negative": prompt.negative, "answer": prompt.answer or ""}
         return Subject(words, (*prompt.images, *map(Media.array, drawn)), given=len(prompt.images))
 
@@ -469,7 +441,7 @@ class Judge(DecoderOptions, ImageJudge):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        if not self._sees:
+        if not sees(self.folder()):
             raise UserError(
                 f"path of reward judge is {self.path!r}, which has no processor, so that it can't see what it judges; "
                 "give a vision-language model"
@@ -506,7 +478,7 @@ class LanguageJudge(DecoderOptions, ResponseJudge):
     """Prompts with images or videos where the judge can't see them: refuse them, or leave_out the media."""
 
     def unfit(self, prompt: Prompt) -> str:
-        unseen = self.media == "refuse" and (prompt.images or prompt.videos) and not self._sees
+        unseen = self.media == "refuse" and (prompt.images or prompt.videos) and not sees(self.folder())
         ways = "give a model that sees, or set media=leave_out to judge the text alone"
         return f"the judge can't see the images; {ways}" if unseen else ""
 

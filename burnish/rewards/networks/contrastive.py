@@ -24,18 +24,15 @@ from burnish.rewards.networks.loading import (
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.lru_cache import LruCache
+from burnish.utils.reading import understood
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from burnish.types.media import Media
 
-KEPT = 4096  # texts or images whose embeddings are kept
-CLIP_LENGTH, SIGLIP_LENGTH = 77, 64  # tokens
-
 OPEN_CLIP = "open_clip_config.json"  # beside weights in open_clip's layout, in repositories of the hub
 MARK = "visual.conv1.weight"  # a name that only this layout has
-HEAD = 64  # width of an attention head, where nothing else is said
 VIT_H_14: dict[str, Any] = {
     "embed_dim": 1024,
     "vision_cfg": {"image_size": 224, "layers": 32, "width": 1280, "head_width": 80, "patch_size": 14},
@@ -64,7 +61,7 @@ class Embedder:
 
     def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
         self.network, self.preprocessing = network, preprocessing
-        self.kept: LruCache[Tensor] = LruCache(KEPT)
+        self.kept: LruCache[Tensor] = LruCache(4096)
 
     def images(self, pixels: Tensor) -> Tensor:
         """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""
@@ -86,12 +83,9 @@ class Embedder:
 class Contrastive(Embedder):
     """CLIP or SigLIP."""
 
-    def __init__(self, network: Any, preprocessing: Preprocessing, place: Path) -> None:
+    def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
         super().__init__(network, preprocessing)
         self.siglip: bool = network.config.model_type == "siglip"
-        wanted = network.config.vision_config.image_size
-        if preprocessing.size != wanted:
-            raise UserError(f"{place}: images become {preprocessing.size} pixels wide, and the network reads {wanted}")
 
     def images(self, pixels: Tensor) -> Tensor:
         found = self.network.vision_model(pixel_values=pixels.to(self.network.dtype)).pooler_output
@@ -112,8 +106,7 @@ class Contrastive(Embedder):
         return to_device(torch.stack(rows), self.network.device)
 
     def _read(self, texts: Sequence[str], tokenizer: Any) -> Tensor:
-        length = SIGLIP_LENGTH if self.siglip else CLIP_LENGTH
-        length = min(length, self.network.config.text_config.max_position_embeddings)
+        length = min(64 if self.siglip else 77, self.network.config.text_config.max_position_embeddings)
         ids, mask = (tensor.to(self.network.device) for tensor in token_ids(tokenizer, texts, length, fill=self.siglip))
         if self.siglip:  # it learned with padding that it sees, and reads the last token
             return of_length_one(self.network.text_model(input_ids=ids).pooler_output)
@@ -128,9 +121,9 @@ class Contrastive(Embedder):
 
 def of_length_one(x: Tensor) -> Tensor:
     """Rows divided by their lengths, in float32."""
-    wide = x.float()
-    length: Tensor = wide.norm(dim=-1, keepdim=True)
-    return wide / length
+    import torch.nn.functional as F
+
+    return F.normalize(x.float(), dim=-1)
 
 
 @cache
@@ -155,7 +148,7 @@ def load_contrastive(place: Path, dtype: str, device: str, names: tuple[str, ...
         usual = replace(usual, fit="pad")
     elif place.is_dir():
         usual = read_preprocessing(place, usual)
-    return Contrastive(network, usual, place)
+    return Contrastive(network, usual)
 
 
 def _network(place: Path, dtype: str, device: str, names: tuple[str, ...]) -> nn.Module:
@@ -198,7 +191,7 @@ def _open_clip_config(file: Path) -> Any:
     from transformers import CLIPConfig
 
     described: Any = read_object(file).get("model_cfg") if file.is_file() else VIT_H_14
-    try:
+    with understood(f"{file} does not describe a CLIP of open_clip with a vision transformer"):
         vision, text, width = described["vision_cfg"], described["text_cfg"], described["embed_dim"]
         act = "quick_gelu" if described.get("quick_gelu") else "gelu"
         shared = {"hidden_act": act, "projection_dim": width, "layer_norm_eps": 1e-5}
@@ -212,14 +205,12 @@ def _open_clip_config(file: Path) -> Any:
             vision_config={
                 "image_size": vision["image_size"], "patch_size": vision["patch_size"],
                 "hidden_size": vision["width"],
-                "num_attention_heads": vision["width"] // vision.get("head_width", HEAD),
+                "num_attention_heads": vision["width"] // vision.get("head_width", 64),
                 "num_hidden_layers": vision["layers"],
                 "intermediate_size": int(vision.get("mlp_ratio", 4.0) * vision["width"]), **shared,
             },
             projection_dim=width,
         )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{file} does not describe a CLIP of open_clip with a vision transformer: {error}") from None
 
 
 def _is_of_transformers(place: Path) -> bool:

@@ -46,19 +46,13 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 FRAME = 256 * 28 * 28  # pixels that every image is brought to, and that a frame has at most
-BASE_FILES = (CONFIG, "*.jinja", *WORDS)
 KINDS = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel"}
-EMBEDDINGS = "language_model.embed_tokens.weight"
 WRAPPED = "base_model.model."
-HEADS = ("rm_head.", "rm_heads.")
-UNREAD = "lm_head."  # nothing is written: half a billion weights at 7B
 # old names first have no part for the language model; the order matters, as all begin with "model."
 RENAMED = (
     ("model.visual.", "visual."), ("model.language_model.", "language_model."), ("visual.", "visual."),
     ("language_model.", "language_model."), ("model.", "language_model."),
 )  # fmt: skip
-_ADAPTER = re.compile(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight")
-_SAVED = re.compile(r"\.modules_to_save(?:\.default)?\.")
 
 
 class Parts:
@@ -70,14 +64,15 @@ class Parts:
         self.adapters: dict[str, dict[str, Tensor]] = {}  # by the weight that they change: A and B
         for file in files:
             for name, tensor in read_weights(file).items():
-                self._add(_SAVED.sub(".", name.replace(WRAPPED, "")).replace(".base_layer.", "."), tensor, file)
+                own = re.sub(r"\.modules_to_save(?:\.default)?\.", ".", name.replace(WRAPPED, ""))
+                self._add(own.replace(".base_layer.", "."), tensor, file)
 
     def _add(self, name: str, tensor: Tensor, file: Path) -> None:
-        if ".original_module." in name or name.startswith(UNREAD):
+        if ".original_module." in name or name.startswith("lm_head."):  # nothing is written
             return
-        adapter = _ADAPTER.fullmatch(name)
+        adapter = re.fullmatch(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight", name)
         target = f"{adapter[1]}.weight" if adapter else name
-        if target.startswith(HEADS) and not adapter:
+        if target.startswith(("rm_head.", "rm_heads.")) and not adapter:
             self.heads[target] = tensor
             return
         own = next((after + target.removeprefix(known) for known, after in RENAMED if target.startswith(known)), "")
@@ -114,18 +109,6 @@ class Parts:
             self.weights[target] = merged.to(weight.dtype)
 
 
-@dataclass(frozen=True)
-class Headed:
-    """A network without its language head, the reward's heads in float32, and what reads questions for them."""
-
-    modules: Any  # body and heads, which move together
-    reader: QuestionReader
-
-    def outputs(self, questions: Sequence[Question], head: int = 0) -> Tensor:
-        """Outputs [B, K, O] of a head at the K tokens of the reward."""
-        return self.modules["heads"][head](self.reader.states(self.modules["body"], questions))  # type: ignore[no-any-return]
-
-
 @cache
 def load_headed(
     files: tuple[Path, ...], base: Path, *, family: str, heads: tuple[str, ...], tokens: tuple[str, ...],
@@ -155,17 +138,16 @@ def load_headed(
     config: Any = own_config(transformers.AutoModel, base)
     if config.model_type != family:
         raise UserError(f"base is {base}, a {config.model_type}; this reward was trained on a {family}: give one")
-    if EMBEDDINGS not in parts.weights:
-        raise UserError(f"{where} lacks embed_tokens, which Qwen2-VL needs; give a complete checkpoint of this reward")
     # training added tokens, and cut the rows that fill up the published vocabulary
-    config.get_text_config().vocab_size = parts.weights[EMBEDDINGS].shape[0]
+    if (embeddings := parts.weights.get("language_model.embed_tokens.weight")) is not None:
+        config.get_text_config().vocab_size = len(embeddings)
     if strange := sorted(name for name in parts.heads if not name.startswith(heads)):
         raise UserError(f"{where} has {listed(strange)}, heads that this reward does not have")
     body = filled(lambda: getattr(transformers, KINDS[family])(config), parts.weights, where, dtype)
     each = [{name: one for name, one in parts.heads.items() if name.startswith(prefix)} for prefix in heads]
     tops = nn.ModuleList([linear_layers(weights, where, relu=True) for weights in each])
     modules = frozen(nn.ModuleDict({"body": body, "heads": tops}), files[0], device)
-    return Headed(modules, QuestionReader(base, tokens, config))
+    return Headed(modules, base, tokens, config)
 
 
 @dataclass(frozen=True)
@@ -250,17 +232,17 @@ class Question:
     video: bool
 
 
-class QuestionReader:
-    """Tokens of a base model with those that the reward added. Attention is causal: what follows the last token of the
-    reward is left out."""
+class Headed:
+    """A network without its language head, the reward's heads in float32, and the tokens of the base model with those
+    that the reward added. Attention is causal: what follows the last token of the reward is left out."""
 
-    def __init__(self, base: Path, tokens: Sequence[str], config: Any) -> None:
-        """Args: ``tokens`` of the reward, in the order in which training added them."""
+    def __init__(self, modules: Any, base: Path, tokens: Sequence[str], config: Any) -> None:
+        """Args: ``modules`` are body and heads, ``tokens`` the reward's, in the order in which training added them."""
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         tokenizer.add_tokens(list(tokens), special_tokens=True)
-        self.base, self.tokens, self.tokenizer = base, tuple(tokens), tokenizer
+        self.modules, self.base, self.tokenizer = modules, base, tokenizer
         self.marks: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
         rows = config.get_text_config().vocab_size
         if max(self.marks) >= rows:
@@ -302,11 +284,11 @@ class QuestionReader:
         ends = [wide.index(mark_id) for mark_id in self.marks]
         return Question(wide[: max(ends) + 1], ends, shown, video)
 
-    def states(self, network: Any, questions: Sequence[Question]) -> Tensor:
-        """The last hidden states [B, K, D] at the K tokens of the reward, float32."""
+    def outputs(self, questions: Sequence[Question], head: int = 0) -> Tensor:
+        """Outputs [B, K, O] of a head at the K tokens of the reward, of last hidden states in float32."""
         import torch
 
-        device, video = next(network.parameters()).device, questions[0].video
+        device, video = next(self.modules.parameters()).device, questions[0].video
         longest = max(len(question.ids) for question in questions)
         # causal: what fills a row up behind its last token of the reward changes nothing before it
         ids = torch.tensor([[*one.ids, *[self.marks[0]] * (longest - len(one.ids))] for one in questions])
@@ -316,9 +298,11 @@ class QuestionReader:
             "pixel_values_videos" if video else "pixel_values": torch.cat([one.rows for one in shown]).to(device),
             "video_grid_thw" if video else "image_grid_thw": torch.tensor([one.grid for one in shown], device=device),
         }
-        out = network(input_ids=ids.to(device), position_ids=positions.to(device), use_cache=False, **pixels)
+        body, top = self.modules["body"], self.modules["heads"][head]
+        out = body(input_ids=ids.to(device), position_ids=positions.to(device), use_cache=False, **pixels)
         ends = torch.tensor([question.ends for question in questions], device=device)
-        return out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends].float()  # type: ignore[no-any-return]
+        states = out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends]
+        return top(states.float())  # type: ignore[no-any-return]
 
 
 @options
@@ -344,7 +328,7 @@ class HeadedReward(LearnedReward):
         index = self.published[0] if self.published else CONFIG
         return (
             Source(index=index, files=self.published, complaint=lambda place: refusal(self.files, place)),
-            Source("base", CONFIG, BASE_FILES, self.base_complaint),
+            Source("base", CONFIG, (CONFIG, "*.jinja", *WORDS), self.base_complaint),
         )
 
     def base_complaint(self, place: Path) -> str:
@@ -398,7 +382,7 @@ class HeadedReward(LearnedReward):
             tokens=self.tokens, alpha=self.adapter_alpha(place), dtype=self.dtype, device=self.resting,
         )  # fmt: skip
 
-    def read(self, count: int, question: Callable[[QuestionReader, int], Question], head: int = 0) -> list[Tensor]:
+    def read(self, count: int, question: Callable[[Headed, int], Question], head: int = 0) -> list[Tensor]:
         """Outputs [K, O] of a head at the K tokens of the reward, for each of ``count`` samples.
 
         Args:
@@ -409,7 +393,7 @@ class HeadedReward(LearnedReward):
         loaded = self.load()
 
         def outputs(rows: Sequence[int]) -> Sequence[Tensor]:
-            return loaded.outputs([question(loaded.reader, row) for row in rows], head).cpu().unbind(0)
+            return loaded.outputs([question(loaded, row) for row in rows], head).cpu().unbind(0)
 
         return self.in_batches(loaded.modules, range(count), outputs)
 

@@ -8,7 +8,6 @@ kernel, and images that are made smaller differ by tens of levels.
 from __future__ import annotations
 
 import html
-import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,6 @@ STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": LEVEL, "do_nor
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,16 +153,12 @@ def as_open_clip(text: str) -> str:
     """
     import ftfy
 
-    return _plain(html.unescape(html.unescape(ftfy.fix_text(text))))
+    return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
 
 
 def as_siglip(text: str) -> str:
     """A prompt as SigLIP's tokenizer cleans it: small letters, no punctuation."""
-    return _plain(text.lower().translate(_PUNCTUATION))
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+    return " ".join(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
 
 
 @cache

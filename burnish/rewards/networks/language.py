@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -30,22 +31,10 @@ V = TypeVar("V")
 
 def encode(model: LanguageModel, prompts: Sequence[Prompt], *, media: bool = True) -> Gathered[Encoded]:
     """Prompts as tokens and pixels, each distinct one once; ``media`` false leaves out what they show."""
-    import torch
+    from burnish.language.encode import Encoder
 
-    from burnish.language.model.base import NOTHING, decoded
-    from burnish.types.batch import Gathered
-    from burnish.types.completion import Encoded
-
-    distinct = {prompt.uid: prompt for prompt in prompts}
-    table = [
-        model.encode(prompt.chat(), decoded(prompt, model.audio_rate))
-        if media
-        else model.encode([_words(message) for message in prompt.chat()], NOTHING)
-        for prompt in distinct.values()
-    ]
-    row = {uid: i for i, uid in enumerate(distinct)}
-    index = torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long)
-    return Gathered(table=Encoded.cat(table), index=index)
+    read = [replace(prompt, tools="") if media else _text_of(prompt) for prompt in prompts]
+    return Encoder(model, bounded=False, cached=0)(read)
 
 
 def head_scores(
@@ -101,8 +90,9 @@ class LoadedOptions(NetworkOptions):
         return load_reader(self.folder(), self.dtype, self.resting)
 
     def by_length(
-        self, network: Any, lengths: Sequence[int], longest: int, score: Callable[[Sequence[int]], Iterable[V]]
-    ) -> list[V | str]:
+        self, network: Any, lengths: Sequence[int], longest: int, score: Callable[[Sequence[int]], Iterable[V]],
+        after: Sequence[int] = (),
+    ) -> list[V | str]:  # fmt: skip
         """What is scored of rows, those of similar length together, which need little padding; or why one is not.
 
         Args:
@@ -110,9 +100,11 @@ class LoadedOptions(NetworkOptions):
             lengths: of the rows, in tokens.
             longest: that is read.
             score: scores some rows, by their numbers.
+            after: a number of each row that comes before its length, for rows that are to be together.
         """
         results: list[V | str] = [f"{n} tokens exceed max_length={longest}" for n in lengths]
-        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
+        order = list(zip(after or [0] * len(lengths), lengths, strict=True))
+        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=order.__getitem__)
         for i, value in zip(rows, self.in_batches(network, rows, score), strict=True):
             results[i] = value
         return results
@@ -150,24 +142,20 @@ class HeadOptions(LoadedOptions):
         """
         about, (model, weight) = self._about(), self.load()
         encoded = encode(model, prompts, media=media)
-        total = [
-            encoded.table.lengths[row] + len(model.response_ids(text))
-            for row, text in zip(encoded.index.tolist(), texts, strict=True)
+        index = encoded.index.tolist()
+        lengths = [
+            encoded.table.lengths[row] + len(model.response_ids(text)) for row, text in zip(index, texts, strict=True)
         ]
-        longest = min(self.max_length, model.max_positions)
-        rewards: list[list[float] | str] = [
-            f"{n} tokens exceed max_length={longest}" if n > longest else "it has no step to judge" for n in total
-        ]
-        rows = [i for i, n in enumerate(total) if n <= longest and ends[i] != []]
-        rows.sort(key=lambda i: (int(encoded.index[i]), total[i]))  # responses to one prompt share its forward pass
 
-        def scores(batch: Sequence[int]) -> list[Tensor]:
+        def scores(batch: Sequence[int]) -> list[list[float]]:
             own = [texts[i] for i in batch]
-            return head_scores(model, weight, encoded.select(batch), own, [ends[i] for i in batch])
+            values = head_scores(model, weight, encoded.select(batch), own, [ends[i] for i in batch])
+            return [
+                [self._sum(about, row) for row in (one.sigmoid() if about.squashed else one).tolist()] for one in values
+            ]
 
-        for i, values in zip(rows, self.in_batches(model.network, rows, scores), strict=True):
-            rewards[i] = [self._sum(about, row) for row in (values.sigmoid() if about.squashed else values).tolist()]
-        return rewards
+        longest = min(self.max_length, model.max_positions)
+        return self.by_length(model.network, lengths, longest, scores, index)  # one forward pass for equal prompts
 
     def _sum(self, about: HeadFile, values: Sequence[float]) -> float:
         """Of the heads, or their mean."""
@@ -177,6 +165,7 @@ class HeadOptions(LoadedOptions):
         return sum(weight * named[name] for name, weight in self.heads.items())
 
 
-def _words(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without its images, videos and sounds."""
-    return message | {"content": [part for part in message["content"] if part["type"] == "text"]}
+def _text_of(prompt: Prompt) -> Prompt:
+    """A prompt without its images, videos and sounds."""
+    turns = [replace(turn, parts=tuple(part for part in turn.parts if part.kind == "text")) for turn in prompt.turns]
+    return replace(prompt, messages=tuple(turns), images=(), videos=(), audios=(), tools="")

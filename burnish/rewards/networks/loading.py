@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from burnish.models.loading import quietly
 from burnish.options import Count
 from burnish.registry import ReadIf, options
-from burnish.utils.errors import UserError, first_line, listed
+from burnish.utils.errors import UserError, listed
 from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object
+from burnish.utils.reading import understood
 from burnish.utils.weights import PICKLED, complaints_about, load_network, refuse_non_finite
 
 if TYPE_CHECKING:
@@ -33,6 +34,17 @@ WRAPPED = "module."  # what DistributedDataParallel puts before every name
 Pairs = Sequence[tuple[str, str]]  # of parts of names of weights: as published, and of the class
 
 
+def network_complaint(place: Path, families: Sequence[str] = ()) -> str:
+    """Why a folder can't be loaded as a network of transformers, of one of these families, or "": seen without loading
+    it."""
+    if not (place / CONFIG).is_file():
+        return f"{place} has no {CONFIG}; give the folder of a model of transformers, or its name on the hub"
+    family = read_object(place / CONFIG).get("model_type")
+    if families and family not in families:
+        return f"{place} is a {family}; give one of {', '.join(families)}"
+    return "; ".join(complaints_about(place))
+
+
 @dataclass(frozen=True)
 class Source:
     """Files that a reward loads: a directory, a file, or a repository of the hub."""
@@ -40,7 +52,7 @@ class Source:
     option: str = "path"  # whose value says where
     index: str = CONFIG  # the file of the repository by which it is found
     files: tuple[str, ...] = ()  # of the repository that are fetched; none for those that transformers reads
-    complaint: Callable[[Path], str] | None = None  # why what is there can't be loaded; None: see ``network_complaint``
+    complaint: Callable[[Path], str] = network_complaint  # why what is there can't be loaded
 
 
 def some_counts(weights: dict[Any, float]) -> dict[Any, float]:
@@ -109,21 +121,9 @@ class NetworkOptions:
         """Refuse what can't be loaded, seen without loading it."""
         for source in self.sources():
             place = self.folder(source)
-            complaint = source.complaint or network_complaint
-            if why := complaint(place) if place.exists() else f"{place} does not exist; give a directory":
+            if why := source.complaint(place) if place.exists() else f"{place} does not exist; give a directory":
                 raise UserError(f"{source.option} of reward {self.name}: {why}")
         super().check(prompts)  # type: ignore[misc]
-
-
-def network_complaint(place: Path, families: Sequence[str] = ()) -> str:
-    """Why a folder can't be loaded as a network of transformers, of one of these families, or "": seen without loading
-    it."""
-    if not (place / CONFIG).is_file():
-        return f"{place} has no {CONFIG}; give the folder of a model of transformers, or its name on the hub"
-    family = read_object(place / CONFIG).get("model_type")
-    if families and family not in families:
-        return f"{place} is a {family}; give one of {', '.join(families)}"
-    return "; ".join(complaints_about(place))
 
 
 def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
@@ -140,10 +140,9 @@ def _folder(path: str, index: str, files: tuple[str, ...], option: str) -> Path:
     return model_folder(path, index=index, option=option, files=files)
 
 
-def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Items in their order, ``size`` at a time."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 @contextmanager
@@ -270,8 +269,6 @@ def weight_files(place: Path, names: Sequence[str] = ()) -> tuple[Path, ...]:
     if len(indices) != 1:
         return (weight_file(place, names),)
     shards = dict.fromkeys(json.loads(indices[0].read_bytes())["weight_map"].values())
-    if strange := [name for name in shards if Path(name).name != name]:
-        raise UserError(f"{indices[0]} lists {strange[0]!r:.80}, which is no file beside it; fetch it again")
     return tuple(place / name for name in shards)
 
 
@@ -284,16 +281,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    try:
+    with understood(f"{file} can't be read as weights (convert a pickle that you trust to safetensors)"):
         if file.suffix == ".safetensors":
             return load_file(file)
         # what older releases of torch wrote is no archive, and can't be mapped
         state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except Exception as error:  # libraries raise anything for damaged files
-        raise UserError(
-            f"{file} can't be read as weights: {first_line(error):.300}; fetch it again, or convert it to safetensors "
-            "where you trust it"
-        ) from None
     for name in NESTED:
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]

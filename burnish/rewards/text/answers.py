@@ -17,7 +17,6 @@ from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
 
 Where = Literal["tag", "boxed", "tag_or_boxed", "last_line", "all"]
-BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
 def extract(text: str, where: Where) -> str | None:
@@ -28,32 +27,28 @@ def extract(text: str, where: Where) -> str | None:
         where: ``tag`` the first <answer>...</answer>; ``boxed`` the last \boxed{...}; ``tag_or_boxed`` the one that
             is there; ``last_line`` the last line that is not blank; ``all`` the full text.
     """
-    if where == "tag":
-        found = enclosed(text, "<answer>", "</answer>")
-        return None if found is None else text[found[0] : found[1]].strip()
-    if where == "boxed":
-        return boxed(text)
-    if where == "tag_or_boxed":
-        tagged = extract(text, "tag")
-        return boxed(text) if tagged is None else tagged
-    if where == "last_line":
-        lines = text.strip().splitlines()
-        return lines[-1].strip() if lines else None
-    return text.strip() or None
-
-
-def enclosed(text: str, opening: str, closing: str) -> tuple[int, int] | None:
-    """Where the text between the first ``opening`` and the ``closing`` after it begins and ends."""
-    begin = text.find(opening)
-    end = text.find(closing, begin + len(opening)) if begin >= 0 else -1
-    return None if end < 0 else (begin + len(opening), end)
+    match where:
+        case "tag":
+            _, _, behind = text.partition("<answer>")
+            inside, closed, _ = behind.partition("</answer>")
+            return inside.strip() if closed else None
+        case "boxed":
+            return boxed(text)
+        case "tag_or_boxed":
+            tagged = extract(text, "tag")
+            return boxed(text) if tagged is None else tagged
+        case "last_line":
+            lines = text.strip().splitlines()
+            return lines[-1].strip() if lines else None
+        case "all":
+            return text.strip() or None
 
 
 def boxed(text: str) -> str | None:
     r"""The content of the last closed \boxed{...}, nested braces included; None if there is none."""
     opened: list[tuple[int, bool]] = []  # not closed yet: where their content begins, and if it is a box
     last = (-1, -1)
-    for brace in BRACE.finditer(text):
+    for brace in re.finditer(r"\\boxed\{|[{}]", text):
         if brace[0] != "}":
             opened.append((brace.end(), brace[0] != "{"))
         elif opened:
@@ -176,7 +171,6 @@ def iou(one: Box, other: Box) -> float:
     return shared / (sum(areas) - shared)
 
 
-MARKUP = re.compile(r"\*\*|__|`|\$|\\(?:text|textbf|mathrm|mathbf)(?=\{)|[{}]")
 NEGATION = re.compile(
     r"\b(?:not|never|neither|nor|except|wrong|incorrect|false|eliminated?|excluded?|rule[sd]? out)\b|n['’]t\b"
 )
@@ -200,7 +194,7 @@ class MultipleChoice(AnswerReward):
 
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""
-        text = MARKUP.sub("", text).strip()
+        text = re.sub(r"\*\*|__|`|\$|\\(?:text|textbf|mathrm|mathbf)(?=\{)|[{}]", "", text).strip()  # markup
         ways = _ways(self.choices)
         start = ways["label"].match(text)
         if start:

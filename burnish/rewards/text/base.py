@@ -11,8 +11,6 @@ from pydantic import Field
 
 from burnish.registry import options, register
 from burnish.rewards.base import AnyReward, Score
-from burnish.types.prompt import kinds_of
-from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,22 +84,6 @@ class LanguageReward(AnyReward):
         Returns:
             One score per response; one that can't be scored has the value None, and the reason as its note.
         """
-
-
-def check_labels(rewards: Sequence[LanguageReward], prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that no reward with a non-zero weight scores.
-
-    Raises:
-        UserError: with the first such prompt and its label.
-    """
-    counted = [reward for reward in rewards if reward.counts]
-    for prompt in kinds_of(prompts):
-        if not any(reward.applies_to(prompt) for reward in counted):
-            known = sorted({label for reward in counted for label in reward.labels})
-            raise UserError(
-                f"no reward with a non-zero weight scores prompt {prompt.text[:60]!r} with label {prompt.label!r}; "
-                f"rewards have labels {', '.join(known)}. Add the label to a reward, or add a reward without labels"
-            )
 
 
 @register("language reward", "environment")

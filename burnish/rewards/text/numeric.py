@@ -52,12 +52,10 @@ PLAINER: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?i)\b([ap])\.?\s?m\b\.?", r"\1m"),
 )
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|textrm|mathsf)\s*\{([^{}]*)\}")
-LONGEST, DEEPEST = 1000, 20
 OPENING, CLOSING = "([{⟨", ")]}⟩"
 DECIMAL = rf"(?:{THOUSANDS}(?:\.\d+)?|{PLAIN})%?"
 JOINED = re.compile(rf"\s*-?{DECIMAL}\s*(?P<sign>[-+*/])\s*{DECIMAL}(?:\s*(?P=sign)\s*{DECIMAL})*")
 GOES_ON = re.compile(r"\s*(?:[-+*/^({%]|\d|sqrt\b|frac\b|pi\b|e\b)")
-SENTENCE = r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"
 COMMA = r",(?!(?<=\d,)\d{3}(?!\d))|;"
 # and words between two numbers
 MEMBERS = rf"{COMMA}|(?<=[\d)}}%])\s+(?:and|or)\s+(?=(?:[a-z]\s*=\s*)?[-$]?(?:\d|sqrt|frac|\())"
@@ -80,7 +78,6 @@ TOKEN = re.compile(
     rf"(?P<mixed>{MIXED})|(?P<number>{NUMBER})|{WORD_OF_MATH}|[-+*/^)%]|\((?:(?![^\W\d_])|(?={WORD_OF_MATH}))"
 )
 EXPRESSION = re.compile(rf"(?:\s*(?:{re.sub('[?]P<[a-z]+>', '?:', TOKEN.pattern)}))+")
-PYTHON = {"^": "**", "%": "/100 "}
 OPERATORS: dict[type, Callable[[float, float], float]] = {
              ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.Pow: operator.pow}  # fmt: skip
@@ -118,17 +115,20 @@ def _in_python(token: re.Match[str]) -> str:
         return repr(number + above / below)
     if token["number"]:
         return repr(float(token["number"].replace(",", "")))
-    return PYTHON.get(token[0], token[0])
+    return {"^": "**", "%": "/100 "}.get(token[0], token[0])
 
 
 def _value(node: Any) -> float:
-    if isinstance(node, ast.BinOp):
-        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp):
-        return -_value(node.operand) if isinstance(node.op, ast.USub) else _value(node.operand)
-    if isinstance(node, ast.Call):
-        return _value(node.args[0]) ** 0.5  # type: ignore[no-any-return]
-    return CONSTANTS[node.id] if isinstance(node, ast.Name) else float(node.value)
+    match node:
+        case ast.BinOp(left, operation, right):
+            return OPERATORS[type(operation)](_value(left), _value(right))
+        case ast.UnaryOp(sign, operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+        case ast.Call(_, [operand]):
+            return _value(operand) ** 0.5  # type: ignore[no-any-return]
+        case ast.Name(name):
+            return CONSTANTS[name]
+    return float(node.value)
 
 
 @register("language reward", "numeric")
@@ -193,10 +193,10 @@ def read(text: str) -> Sequence[Answer]:
     text = text.rpartition("####")[2]  # GSM8K's mark of answers
     if text.count("\\boxed{") == 1:
         text = boxed(text) or text
-    if len(text) > LONGEST:
+    if len(text) > 1000:
         raise Unreadable(f"is {len(text)} characters long, too long for an answer")
     text = tidy(text)
-    if max(_depths(text), default=0) > DEEPEST:
+    if max(_depths(text), default=0) > 20:
         raise Unreadable("has too many brackets")
     readings = [_answer(text)]
     if text[:1] in OPENING and text[-1:] in CLOSING and re.search(THOUSANDS, text):
@@ -237,7 +237,7 @@ def _answer(text: str) -> Answer:
         return Several("union", tuple(_answer(part) for part in parts))
     if text[0] in OPENING and text[-1] in CLOSING and all(depth > 0 for depth in list(_depths(text))[:-1]):
         return _bracketed(text)
-    stating = _numbers(_split(text, SENTENCE))
+    stating = _numbers(_split(text, r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"))  # sentences
     if len(stating) > 1:
         raise Unreadable("has several numbers among words")
     if stating[0] != text:

@@ -133,69 +133,65 @@ def _same_in_any_order(found: list[Answer], wanted: list[Answer], tolerance: flo
     return True
 
 
-def _spelled() -> dict[str, Unit]:
-    """Units by every spelling."""
-    rows = {
-        ("length", 1.0): "m meter meters metre metres",
-        ("length", 1e3): "km kilometer kilometers kilometre kilometres",
-        ("length", 0.1): "dm decimeter decimeters decimetre decimetres",
-        ("length", 1e-2): "cm centimeter centimeters centimetre centimetres",
-        ("length", 1e-3): "mm millimeter millimeters millimetre millimetres",
-        ("length", 0.0254): "in inch inches",
-        ("length", 0.3048): "ft foot feet",
-        ("length", 0.9144): "yd yard yards",
-        ("length", 1609.344): "mi mile miles",
-        ("mass", 1.0): "g gram grams",
-        ("mass", 1e3): "kg kilogram kilograms",
-        ("mass", 1e-3): "mg milligram milligrams",
-        ("mass", 1e6): "tonne tonnes",
-        ("mass", 453.59237): "lb lbs pound pounds",
-        ("mass", 28.349523125): "oz ounce ounces",
-        ("time", 1.0): "s sec secs second seconds",
-        ("time", 60.0): "min mins minute minutes",
-        ("time", 3600.0): "h hr hrs hour hours",
-        ("time", 86400.0): "day days",
-        ("time", 604800.0): "week weeks",
-        ("month", 1.0): "month months",
-        ("month", 12.0): "year years yr yrs",
-        ("angle", 1.0): "deg degree degrees",
-        ("angle", 180 / math.pi): "rad radian radians",
-        ("celsius", 1.0): "degC",
-        ("fahrenheit", 1.0): "degF",
-        ("kelvin", 1.0): "K kelvin",
-        ("dollar", 1.0): "$ dollar dollars USD",
-        ("dollar", 0.01): "¢ cent cents",
-        ("euro", 1.0): "€ euro euros EUR",
-        ("sterling", 1.0): "£ GBP",
-        ("yen", 1.0): "¥ yen JPY",
-        ("force", 1.0): "N newton newtons",
-        ("energy", 1.0): "J joule joules",
-        ("energy", 1e3): "kJ kilojoule kilojoules",
-        ("power", 1.0): "W watt watts",
-        ("power", 1e3): "kW kilowatt kilowatts",
-        ("voltage", 1.0): "V volt volts",
-        ("current", 1.0): "A amp amps ampere amperes",
-        ("resistance", 1.0): "Ω ohm ohms",
-        ("frequency", 1.0): "Hz hertz",
-        ("pressure", 1.0): "Pa pascal pascals",
-        ("morning", 1.0): "am",
-        ("afternoon", 1.0): "pm",
-    }
-    found = {name: Unit(((kind, 1),), factor) for (kind, factor), spelt in rows.items() for name in spelt.split()}
-    litre = {"l liter liters litre litres": 1e-3, "dl": 1e-4, "cl": 1e-5, "ml milliliter milliliters": 1e-6}
-    for spelt, factor in litre.items():
-        found |= {name: Unit((("length", 3),), factor) for name in spelt.split()}
-    found["mph"] = Unit((("length", 1), ("time", -1)), 1609.344 / 3600)
-    return found
-
-
-UNITS = _spelled()
+UNITS = {
+    name: Unit(powers, factor)
+    for powers, factor, spellings in (
+        ((("length", 1),), 1.0, "m meter meters metre metres"),
+        ((("length", 1),), 1e3, "km kilometer kilometers kilometre kilometres"),
+        ((("length", 1),), 0.1, "dm decimeter decimeters decimetre decimetres"),
+        ((("length", 1),), 1e-2, "cm centimeter centimeters centimetre centimetres"),
+        ((("length", 1),), 1e-3, "mm millimeter millimeters millimetre millimetres"),
+        ((("length", 1),), 0.0254, "in inch inches"),
+        ((("length", 1),), 0.3048, "ft foot feet"),
+        ((("length", 1),), 0.9144, "yd yard yards"),
+        ((("length", 1),), 1609.344, "mi mile miles"),
+        ((("mass", 1),), 1.0, "g gram grams"),
+        ((("mass", 1),), 1e3, "kg kilogram kilograms"),
+        ((("mass", 1),), 1e-3, "mg milligram milligrams"),
+        ((("mass", 1),), 1e6, "tonne tonnes"),
+        ((("mass", 1),), 453.59237, "lb lbs pound pounds"),
+        ((("mass", 1),), 28.349523125, "oz ounce ounces"),
+        ((("time", 1),), 1.0, "s sec secs second seconds"),
+        ((("time", 1),), 60.0, "min mins minute minutes"),
+        ((("time", 1),), 3600.0, "h hr hrs hour hours"),
+        ((("time", 1),), 86400.0, "day days"),
+        ((("time", 1),), 604800.0, "week weeks"),
+        ((("month", 1),), 1.0, "month months"),
+        ((("month", 1),), 12.0, "year years yr yrs"),
+        ((("angle", 1),), 1.0, "deg degree degrees"),
+        ((("angle", 1),), 180 / math.pi, "rad radian radians"),
+        ((("celsius", 1),), 1.0, "degC"),
+        ((("fahrenheit", 1),), 1.0, "degF"),
+        ((("kelvin", 1),), 1.0, "K kelvin"),
+        ((("dollar", 1),), 1.0, "$ dollar dollars USD"),
+        ((("dollar", 1),), 0.01, "¢ cent cents"),
+        ((("euro", 1),), 1.0, "€ euro euros EUR"),
+        ((("sterling", 1),), 1.0, "£ GBP"),
+        ((("yen", 1),), 1.0, "¥ yen JPY"),
+        ((("force", 1),), 1.0, "N newton newtons"),
+        ((("energy", 1),), 1.0, "J joule joules"),
+        ((("energy", 1),), 1e3, "kJ kilojoule kilojoules"),
+        ((("power", 1),), 1.0, "W watt watts"),
+        ((("power", 1),), 1e3, "kW kilowatt kilowatts"),
+        ((("voltage", 1),), 1.0, "V volt volts"),
+        ((("current", 1),), 1.0, "A amp amps ampere amperes"),
+        ((("resistance", 1),), 1.0, "Ω ohm ohms"),
+        ((("frequency", 1),), 1.0, "Hz hertz"),
+        ((("pressure", 1),), 1.0, "Pa pascal pascals"),
+        ((("morning", 1),), 1.0, "am"),
+        ((("afternoon", 1),), 1.0, "pm"),
+        ((("length", 3),), 1e-3, "l liter liters litre litres"),
+        ((("length", 3),), 1e-4, "dl"),
+        ((("length", 3),), 1e-5, "cl"),
+        ((("length", 3),), 1e-6, "ml milliliter milliliters"),
+        ((("length", 1), ("time", -1)), 1609.344 / 3600, "mph"),
+    )
+    for name in spellings.split()
+}  # by every spelling
 SCALES = {
     "dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "percent": 0.01,
 }  # fmt: skip
-_WORD = r"[^\W\d_]+|[$€£¥¢]"
-_POWER = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
-_UNIT = re.compile(rf"\s*(?:(square|sq|cubic|cu)\.?\s+)?({_WORD})(?![^\W_])\.?{_POWER}")
+_UNIT = re.compile(r"\s*(?:(square|sq|cubic|cu)\.?\s+)?([^\W\d_]+|[$€£¥¢])(?![^\W_])\.?(?:\s*\^\s*\{?\s*([23])\s*\}?)?")
 _NEXT = re.compile(r"\s*(/|\*|per\b)")
 
 
