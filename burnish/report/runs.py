@@ -96,6 +96,12 @@ def find_runs(root: Path) -> dict[str, Path]:
     return runs
 
 
+def run_rows(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """What the table of runs says of each; those that run are first, then those that changed last."""
+    rows = [run_row(name, path) for name, path in runs.items()]
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
+
+
 def run_row(name: str, path: Path) -> dict[str, Any]:
     """What the table of runs says of one."""
     folder = RunFolder(path)

@@ -13,7 +13,6 @@ from burnish.report.samples import Interval, Sample, Samples, Score, Scores
 from burnish.types.samples import MARKS, TAG
 
 SPACE = "\N{NO-BREAK SPACE}"
-PLUS_MINUS = f"{SPACE}±{SPACE}"
 VOTE = re.compile(r"val-(?:core|aux)/.+/([^/]+)/maj@(\d+)/mean")
 
 Row = dict[str, Any]
@@ -29,7 +28,6 @@ class Measure:
     percent: bool = False
     enough: float = 0.005  # smallest change that counts
     relative: bool = False  # whether ``enough`` is relative to the value before
-    chance: float = 0.0  # changes below this may be chance; infinity if unknown
     digits: int = 3  # decimals
     watched: bool = False  # one of ``STATISTICS`` without a weight; reports fold it
     about: str = ""  # what a statistic counts, and in which unit
@@ -44,11 +42,6 @@ class Measure:
         named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
         return named.get(self.key) or self.key.split("/")[-2]
 
-    def sign(self, before: float, after: float) -> int:
-        """1 for a significant rise, -1 for a significant fall, else 0."""
-        enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
-        return 0 if abs(after - before) < enough else 1 if after > before else -1
-
     def show(self, value: float | None) -> str:
         """The value as text."""
         if value is None:
@@ -58,15 +51,36 @@ class Measure:
         digits = self.digits if abs(value) < 100 else 1
         return f"{value:.{digits}f}".replace("-", "−")
 
-    def change(self, before: float, after: float) -> str:
-        """The change with its sign and confidence interval: +1.1 ± 1.9 points."""
-        unit = 10.0**-self.digits  # the difference of what is shown, not of what was rounded for it
-        number, _, points = self.show(abs(round(after / unit) - round(before / unit)) * unit).partition(SPACE)
-        sign = "" if not float(number) else "+" if after > before else "−"
-        words = f"{sign}{number}"
-        if 0 < self.chance < math.inf:
-            words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
-        return f"{words}{SPACE}points" if points else words
+
+@dataclass(frozen=True)
+class Change:
+    """A measure before and after training."""
+
+    measure: Measure
+    before: float
+    after: float
+    chance: float  # smaller changes may be chance; infinity if unknown
+
+    @property
+    def small(self) -> bool:
+        """Whether it is too little to matter, be it chance or not."""
+        enough = self.measure.enough * (abs(self.before) if self.measure.relative else 1)
+        return abs(self.after - self.before) < enough
+
+    @property
+    def sign(self) -> int:
+        """1 for a significant rise, -1 for a significant fall, else 0."""
+        if self.small or abs(self.after - self.before) < self.chance:
+            return 0
+        return 1 if self.after > self.before else -1
+
+    def shown(self) -> tuple[str, str]:
+        """How much, with a sign; and half of the confidence interval, "" where it is unknown."""
+        show, unit = self.measure.show, 10.0**-self.measure.digits
+        # the difference of what is shown, not of what was rounded for it
+        number = show(abs(round(self.after / unit) - round(self.before / unit)) * unit).partition(SPACE)[0]
+        sign = "" if not float(number) else "+" if self.after > self.before else "−"
+        return f"{sign}{number}", show(self.chance).partition(SPACE)[0] if 0 < self.chance < math.inf else ""
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
