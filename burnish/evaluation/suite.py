@@ -16,9 +16,8 @@ from pydantic import Field, model_validator
 from burnish.config.errors import wrong_choice
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import merge, nest, parse
-from burnish.data.prompts import prompt_of, read_prompts
-from burnish.data.questions import question, read_questions
-from burnish.data.records import Record
+from burnish.data.prompts import read_prompts
+from burnish.data.questions import read_questions
 from burnish.data.sets import SETS, prepared
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.data import PromptOptions
@@ -63,22 +62,17 @@ class Responding(SamplingOptions):
 class SanityCheck:
     """Questions whose right answer is known; see ``burnish.evaluation.sanity_checks``."""
 
-    kind: Literal["written", "colours", "clauses", "answers", "pairs"]
+    kind: Literal["written", "colours", "clauses", "answers"]
     """How they are made: written draws the prompts' answers; colours paints plain images; clauses asks about an
-    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts; pairs are
-    yours."""
+    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts."""
     scorers: list[str] = Field(default_factory=list)
     """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
     primary metric is made of."""
     form: str = "{}"
     """answers: what a response looks like, with {} in the place of the answer."""
-    records: list[dict[str, Any]] = Field(default_factory=list)
-    """pairs: records as the suite's prompts are, each with right and wrong: files of images, or responses."""
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:
-        if (self.kind == "pairs") != bool(self.records):
-            raise ValueError("records are what kind pairs is made of, and are read for no other; give both or neither")
         if self.form != "{}" and self.kind != "answers":
             raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; leave it out")
         if "{}" not in self.form:
@@ -126,7 +120,7 @@ class Suite:
     sanity_checks: list[SanityCheck] = Field(default_factory=list)
     """Questions that a broken scorer answers wrongly; asked before anything is sampled."""
     folder: str = ""
-    """Where the file is, which paths of sanity checks are relative to."""
+    """Where the file is, which paths of prompts are relative to."""
     changed: list[str] = Field(default_factory=list)
     """Options that differ from the suite of this name."""
 
@@ -182,10 +176,9 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
     given = dict(overrides or {})
     if further := sorted({"folder", "changed"} & tree.keys()):
         raise UserError(f"{path} has {further[0]}, which is no option of a suite; leave it out")
-    tree = {"name": path.stem} | tree
     pinned = [option for option in given if option.partition(".")[0] in PINNED]
-    tree = merge(tree, nest(given)) | {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
-    return _made(tree, f"suite {named}")
+    beside = {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
+    return _made(merge({"name": path.stem} | tree, nest(given)) | beside, f"suite {named}")
 
 
 def check_task(suite: Suite, task: str) -> None:
@@ -273,8 +266,7 @@ def _contradictions(suite: Suite) -> list[str]:
             for label in check.scorers
             if label not in (REWARD, *suite.scorers)
         ]
-        draws = check.kind in ("written", "colours", "clauses")
-        if check.kind != "pairs" and draws != (suite.task == DEFAULT):
+        if (check.kind != "answers") != (suite.task == DEFAULT):
             problems.append(f"sanity_checks of kind {check.kind} are not for task {suite.task}")
     other = "responding" if suite.task == DEFAULT else "drawing"
     if asdict(getattr(suite, other)) != asdict((Responding if other == "responding" else Drawing)()):
@@ -300,20 +292,6 @@ def read_suite_prompts(suite: Suite) -> list[Prompt]:
     files = [_file(suite, name) for name in ([suite.prompts] if isinstance(suite.prompts, str) else suite.prompts)]
     prompts = read_prompts(files, options) if suite.task == DEFAULT else read_questions(files, options)
     return [_instructed(prompt, suite.instruction) for prompt in chosen(suite, prompts)]
-
-
-def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
-    """The prompt of a record of the suite's own file.
-
-    Raises:
-        UserError: something in it is wrong.
-    """
-    record, options = Record(f"a sanity check of suite {suite.name}", Path(suite.folder), values), data_options(suite)
-    try:
-        prompt = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
-    except ValueError as error:
-        raise UserError(f"a sanity check of suite {suite.name} {error}") from None
-    return _instructed(prompt, suite.instruction)
 
 
 def chosen(suite: Suite, prompts: Sequence[Prompt]) -> list[Prompt]:

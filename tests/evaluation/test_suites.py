@@ -6,7 +6,6 @@ import statistics
 
 import pytest
 import yaml
-from PIL import Image
 
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -124,7 +123,6 @@ def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
 
 
 ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
-CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
 
 
 @pytest.mark.parametrize(("scorer", "sanity_checks", "why"), [
@@ -137,12 +135,9 @@ CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
     ("near", [{"kind": "colours"}], ""),
     ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
     ("constant", [{"kind": "clauses"}], "the same"),
-    ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
 ])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
     half = "language" if sanity_checks is ANSWERS else "generators"
-    for name in ("red", "blue"):
-        Image.new("RGB", (8, 8), name).save(suites.folder / f"{name}.png")
     asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks)
     result = suites.evaluate("out", half=half)
