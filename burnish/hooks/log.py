@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import math
@@ -193,8 +192,6 @@ class Epochs(Hook):
     def start(self, done: int) -> None:
         """Go on where the run stood after ``done`` updates."""
         self.batches, self._counted = done * self.config.batches_per_update, done
-        if not self.folder.metrics.exists():
-            return
         known = [row[EPOCH] for row in self.folder.read_metrics() if row[STEP] == done and row.get(EPOCH)]
         if known and done:
             self.batches = round(known[-1] * self.items() / self.config.data.train_batch_size)
@@ -228,7 +225,8 @@ class Failures(Hook):
         self._update = 0
         self._last: Failure | None = None
         self._current: list[Failure] = []
-        self._lines, self._written, self._traced = Lines(folder.failures), 0, False
+        self._lines, self._written = Lines(folder.failures), 0
+        self._traced = False  # whether an error with its traceback has been logged
 
     def start(self, done: int) -> None:
         self._learned = done > 0
@@ -353,7 +351,6 @@ class Progress(Hook):
             self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
             self._bar.start()
             terminal.bars.append(self._bar)
-            atexit.register(self._bar.stop)  # an error must not leave a terminal without its cursor
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > self.done:
@@ -362,7 +359,13 @@ class Progress(Hook):
             self._ends = [self.clock()]  # the first validation is no update
         validation = _validation(metrics)
         self._validation = validation or self._validation
-        text = self.describe(update, metrics)
+        parts = [f"update {update}/{self.total}"]  # most important first, since a narrow terminal cuts the line
+        if (reward := metrics.get("critic/rewards/mean")) is not None:
+            parts.append(f"reward {_number(reward)}")
+        if len(self._ends) > 1:
+            seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+            parts += [f"{terminal.duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
+        text = " | ".join(filter(None, [*parts, self._validation]))
         if self._bar is not None:
             if validation:
                 self._print(f"update {update}/{self.total} | {validation}")
@@ -375,20 +378,6 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.stop()
             terminal.bars.remove(self._bar)
-            atexit.unregister(self._bar.stop)
-
-    def describe(self, update: int, metrics: dict[str, float]) -> str:
-        """The line of an update, most important first since a narrow terminal cuts it."""
-        parts = [f"update {update}/{self.total}"]
-        reward = metrics.get("critic/rewards/mean")
-        if reward is not None:
-            parts.append(f"reward {_number(reward)}")
-        if len(self._ends) > 1:
-            seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-            parts += [f"{terminal.duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
-        if self._validation:
-            parts.append(self._validation)
-        return " | ".join(parts)
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
