@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import pydantic
 from pydantic import Field, model_validator
 
 from burnish.config.errors import wrong_choice
+from burnish.config.load import checked, labelled
+from burnish.config.names import Context
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import merge, nest, parse
 from burnish.data.prompts import read_prompts
@@ -22,7 +22,7 @@ from burnish.data.sets import SETS, prepared
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.data import PromptOptions
 from burnish.options.language import LanguageDataOptions, SamplingOptions
-from burnish.registry import fields, known, lookup, names, options, validated, without
+from burnish.registry import Choice, options
 from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
@@ -147,6 +147,28 @@ class Suite:
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+@options
+class GeneratorSuite(Suite):
+    """A suite of generators."""
+
+    algorithm_kind: ClassVar[str] = "flow algorithm"
+    reward_kind: ClassVar[str] = "flow reward"
+
+    scorers: dict[str, Annotated[Any, Choice("flow reward")]]
+    """Rewards by label, as in a recipe."""
+
+
+@options
+class LanguageSuite(Suite):
+    """A suite of language models."""
+
+    algorithm_kind: ClassVar[str] = "language algorithm"
+    reward_kind: ClassVar[str] = "language reward"
+
+    scorers: dict[str, Annotated[Any, Choice("language reward")]]
+    """Rewards by label, as in a recipe."""
+
+
 def suite_names() -> list[str]:
     """The suites that ship with Burnish."""
     return sorted(path.stem for path in SUITES.glob("*.yaml"))
@@ -178,7 +200,17 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
         raise UserError(f"{path} has {further[0]}, which is no option of a suite; leave it out")
     pinned = [option for option in given if option.partition(".")[0] in PINNED]
     beside = {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
-    return _made(merge({"name": path.stem} | tree, nest(given)) | beside, f"suite {named}")
+    tree = merge({"name": path.stem} | tree, nest(given)) | beside
+    if tree.get("task", DEFAULT) not in TASKS:
+        raise UserError(f"suite {named}: {wrong_choice('task', tree['task'], list(TASKS))}")
+    if not tree.get("scorers"):
+        raise UserError(f"suite {named} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
+    tree["scorers"] = labelled({"rewards": tree["scorers"]})["rewards"]  # null removes one
+    kind: Any = GeneratorSuite if tree.get("task", DEFAULT) == DEFAULT else LanguageSuite
+    suite: Suite = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
+    if problems := _contradictions(suite):
+        raise UserError("\n".join(f"suite {named}: {problem}" for problem in problems))
+    return suite
 
 
 def check_task(suite: Suite, task: str) -> None:
@@ -201,53 +233,6 @@ def suites_of(config: Any) -> list[Suite]:
             suite = replace(suite, max_prompts=most, changed=sorted({*suite.changed, "max_prompts"}))
         suites[suite.name] = suite
     return list(suites.values())
-
-
-def _made(tree: dict[str, Any], what: str) -> Suite:
-    task, scorers = tree.get("task", DEFAULT), tree.get("scorers")
-    if task not in TASKS:
-        raise UserError(f"{what}: {wrong_choice('task', task, list(TASKS))}")
-    if not isinstance(scorers, dict) or not scorers:
-        raise UserError(f"{what} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
-    kind = TASKS[task].config.reward_kind
-    suite: Suite = checked(Suite, tree | {"scorers": {}}, "", what)
-    suite.scorers = {label: _scorer(kind, label, given, what) for label, given in scorers.items() if given is not None}
-    if problems := _contradictions(suite):
-        raise UserError("\n".join(f"{what}: {problem}" for problem in problems))
-    return suite
-
-
-def _scorer(kind: str, label: str, given: Any, what: str) -> Any:
-    if given and not isinstance(given, dict):
-        raise UserError(f"{what}: scorers.{label} is {given!r:.60}; it must contain options, as in {{weight: 1}}")
-    name = (given or {}).get("name", label)
-    if not known(kind, name):
-        raise UserError(f"{what}: {wrong_choice(f'scorers.{label}', name, names(kind))}")
-    return checked(lookup(kind, name), without(given or {}, "name"), f"scorers.{label}.", what)
-
-
-def checked(kind: Any, tree: Any, where: str, what: str) -> Any:
-    """A section of options as an object of its class.
-
-    Raises:
-        UserError: with everything that is wrong in it.
-    """
-    try:
-        return validated(kind, tree)
-    except pydantic.ValidationError as error:
-        problems = [_problem(kind, where, one) for one in error.errors(include_url=False)]
-        raise UserError("\n".join(f"{what}: {problem}" for problem in problems)) from None
-
-
-def _problem(kind: Any, where: str, error: Any) -> str:
-    place, value = where + ".".join(map(str, error["loc"])), error["input"]
-    if error["type"] == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(place.removeprefix(where), list(fields(kind)), n=1)
-        way_out = f"did you mean {near[0]}?" if near else "leave it out"
-        return f"{place} is {value!r:.60}, but there is no such option; {way_out}"
-    words = str(error["msg"]).removeprefix("Value error, ")
-    shown = "" if error["type"] in ("missing", "value_error") else f" is {value!r:.60}"
-    return f"{place.rstrip('.') or 'it'}{shown}: {words[:1].lower()}{words[1:]}; correct it"
 
 
 def _contradictions(suite: Suite) -> list[str]:
@@ -316,7 +301,8 @@ def data_options(suite: Suite) -> Any:
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place
     tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": UNREAD}
-    return checked(kind, tree, "data.", f"suite {suite.name}")
+    where = Context([(f"suite {suite.name}", {})], {}, {}, TASKS[suite.task].config)
+    return checked(kind, tree, where, "data")
 
 
 def _file(suite: Suite, name: str) -> str:

@@ -118,8 +118,10 @@ class Alarms(Hook):
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""
-        is_sampled = isinstance(collected, Rollouts)
-        self._images, self._quotes = (collected.glimpses, collected.quotes) if is_sampled else ([], [])
+        if isinstance(collected, Rollouts):
+            self._images, self._quotes = collected.glimpses, collected.quotes
+        else:
+            self._images, self._quotes = [], []
         if self._images and not self.folder.alarm_sheet("first").exists():
             self._write("first")
 
@@ -154,12 +156,13 @@ class Alarms(Hook):
 
     def _raise(self, update: int, alarm: Alarm) -> None:
         self._active.add(alarm.name)
-        sheets, quotes, seen = (), (), ""
+        sheets: tuple[str, ...] = ()
+        seen = ""
         if self._images:
             files = self.folder.alarm_sheet("first"), self._write(f"{update:06d}-{alarm.name}")
             sheets, seen = tuple(file.name for file in files), f"; compare {files[0]} with {files[1]}"
-        if self._quotes:
-            quotes = tuple(self._first.quotes), tuple(self._quotes)
+        quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
+        if quotes:
             seen = "; best rewarded at first: " + ", now: ".join(_best(side) for side in quotes if side)
         self.lines.write(Raised(**vars(alarm), update=update, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
