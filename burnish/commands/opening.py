@@ -72,10 +72,9 @@ def open_run(
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        if any((path / name).exists() for name in ("model_index.json", "config.json")):
-            raise UserError(f"{source} is a model, not a run; give a recipe, with model.path={source}")
         raise UserError(
-            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
+            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these, "
+            f"such as a recipe with model.path={source} if it is a model"
         )
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported

@@ -25,6 +25,7 @@ from burnish.hooks.checkpoints import validation_reward
 from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.report.page import write_report
+from burnish.report.samples import short
 from burnish.tasks.sample_files import write_index
 from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
@@ -101,7 +102,6 @@ class MetricsLog(Hook):
 
 MOST_GROUPS = 64  # of an update
 LONGEST = 500  # characters of a prompt
-DIGITS = 5
 
 
 class GroupLog(Hook):
@@ -141,15 +141,11 @@ def groups_of(batch: Rollouts, advantages: list[float] | None) -> list[dict[str,
             {
                 "group": group, "uid": prompt.uid, "prompt": text[:LONGEST], "source": prompt.source,
                 "samples": [int(batch.sample[row]) for row in members],
-                "rewards": [None if batch.scores.missing[row] else _short(rewards[row]) for row in members],
-                "advantages": [_short(advantages[row]) for row in members],
+                "rewards": [None if batch.scores.missing[row] else short(rewards[row]) for row in members],
+                "advantages": [short(advantages[row]) for row in members],
             }
         )  # fmt: skip
     return groups
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
 class Timeline(Hook):

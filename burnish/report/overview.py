@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from burnish.alarms.detectors import LAST
@@ -17,7 +18,7 @@ from burnish.evaluation.records import HEADER, RECORDS, Evaluation, changes
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.runs import NOTES
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
-from burnish.report.statistics import REWARD, SPACE, Change, Measure, mean
+from burnish.report.statistics import REWARD, SPACE, Change, Measure
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError

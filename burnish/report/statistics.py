@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean as mean
 from typing import Any
 
 from burnish.report.samples import Interval, Sample, Samples, Score, Scores
@@ -146,11 +147,6 @@ MOST = 3  # lost patterns that are listed
 ALIKE = 0.7  # overlap of responses above which two patterns count as one
 PATTERNS = ["tag", "mark", "opening", "phrase"]  # most telling first
 PHRASE = 4  # words of a phrase
-
-
-def mean(values: Sequence[float]) -> float:
-    """0 of none."""
-    return math.fsum(values) / max(len(values), 1)
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -206,10 +206,10 @@ class Summary:
         drawn = self.used[-1][1] if self.used else 0
         done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
         begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
-        time = duration(self.seconds)
+        time, count = duration(self.seconds), f"{drawn:,.0f}".replace(",", " ")
         if self.judges:
-            return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
-        pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
+            return f"{begin} as a reward model for {done} of {prompts} records: {count} responses in {time}."
+        pace = f"{count} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
         rewards = " + ".join(self._weighted())
         return f"{begin} on {rewards} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
 
@@ -270,10 +270,6 @@ def _read_reference(folder: RunFolder) -> Row | None:
 def algorithm_title(name: str) -> str:
     """An algorithm's name as its paper writes it."""
     return TITLES.get(name) or name.upper().replace("_", "-")
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ")
 
 
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
