@@ -280,8 +280,6 @@ class Service:
     async def _body(self, request: Request) -> bytearray:
         if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the request must be application/json")
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise HTTPException(415, "the request must not be compressed")
         body = bytearray()
         try:
             async with asyncio.timeout(self.options.read_timeout):
