@@ -5,7 +5,6 @@ Rewards are written in the layouts in which the real ones are published.
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from burnish.models.loading import quietly
-from burnish.models.tiny import ALL, LANGUAGE, Tiny, TinyLanguage, describe, language, read
+from burnish.models.tiny import ALL, LANGUAGE, Described, Tiny, TinyLanguage, describe, language, read
 from burnish.models.tiny.language import draw_weights
 from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
@@ -96,36 +95,25 @@ def tiny(
         raise UserError(
             "burnish tiny takes a name and a folder, such as 'burnish tiny wan2.2 my_tiny_wan'; --list shows the names"
         )
-    folder, model = checked_path(directory, "DIR"), _named(name)
+    folder, model = checked_path(directory, "DIR"), describe(name, (*SCORERS, *ALL, *LANGUAGE))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         check_output(folder, "tiny", "DIR")
         if not force:
             raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
     with terminal.loading_pytorch():
         from burnish.models.tiny.build import write
-    if not isinstance(model, TinyScorer) and (absent := model.missing()):
+    if absent := model.missing():
         raise UserError(f"{model.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
     with writing(folder), terminal.progress(f"Writing {name}"):
         if folder.is_dir():
             shutil.rmtree(folder)
-        if isinstance(model, TinyScorer):
-            write_scorer(model, folder, seed)
-        elif isinstance(model, TinyLanguage):
-            language.write(model, folder, seed)
-        else:
-            write(model, folder, seed)
+        writers: dict[Any, Callable[[Any, Path, int], Any]] = {
+            Tiny: write, TinyLanguage: language.write, TinyScorer: write_scorer,
+        }  # fmt: skip
+        writers[type(model)](model, folder, seed)
         (folder / MARK).write_text("tiny")
     terminal.say("\n".join(_usage(model, folder)))
     return 0
-
-
-def _named(name: str) -> Tiny | TinyLanguage | TinyScorer:
-    if scorer := scorer_named(name):
-        return scorer
-    if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
-        raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
-    found: Tiny | TinyLanguage = describe(name)
-    return found
 
 
 def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
@@ -134,22 +122,16 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         given = {name: f"[{','.join(value)}]" if isinstance(value, list) else value or "null"
                  for name, value in model.given(folder).items()}  # fmt: skip
         options = [shlex.quote(f"rewards.{model.name}.{name}={value}") for name, value in given.items()]
-        options.append(f"rewards.{model.name}.weight=1")
         return [
             f"{folder} is a checkpoint of reward {model.name} with random weights.",
-            f"In a recipe: {' '.join(options)}",
+            f"In a recipe: {' '.join([*options, f'rewards.{model.name}.weight=1'])}",
         ]
-    if isinstance(model, TinyLanguage):
-        return [f"{folder} is a {model.kind} of random weights.", f"In a recipe: model.path={folder}"]
-    sizes = {"height": model.height, "width": model.width, "num_frames": model.num_frames}
-    options = [
-        f"model.path={folder}",
-        *(f"rollout.{name}={value}" for name, value in sizes.items() if value is not None),
-    ]
-    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
+    sizes = {name: getattr(model, name, None) for name in ("height", "width", "num_frames")}
+    options = [f"rollout.{name}={value}" for name, value in sizes.items() if value is not None]
+    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
-        f"In a recipe: {' '.join(options)}",
+        f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
         *takes,
     ]
 
@@ -157,12 +139,11 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
 # learned rewards
 
 
-@dataclass(frozen=True)
-class TinyScorer:
+@dataclass(frozen=True, kw_only=True)
+class TinyScorer(Described):
     """A learned reward at a size that a CPU runs in milliseconds."""
 
-    name: str
-    """Of the reward."""
+    kind: str = "reward"
     write: Callable[[Path, int], None]
     """Writes a checkpoint of a seed into a folder."""
     options: Mapping[str, str | list[str] | None]
@@ -371,20 +352,25 @@ def _old(name: str) -> str:
 BESIDE = {"path": "DIR", "tokenizer": None}
 ON_BASE = {"path": "DIR", "base": "DIR/base", "template": "DIR/template.txt"}
 SCORERS = (
-    TinyScorer("pickscore", partial(_network, name="pickscore"), BESIDE),  # it descends from a CLIP of open_clip
-    TinyScorer("clip", partial(_network, name="clip"), {"path": "DIR"}),
-    TinyScorer("siglip", partial(_network, name="siglip"), {"path": "DIR"}),
-    TinyScorer("siglip2", partial(_network, name="siglip2"), {"path": "DIR"}),
-    TinyScorer("hpsv2", _hpsv2, BESIDE),
-    TinyScorer("imagereward", _image_reward, BESIDE),
-    TinyScorer("clap", partial(_network, name="clap"), {"path": "DIR"}),
-    TinyScorer("aesthetic", _aesthetic, {"path": "DIR", "head": "DIR/head"}),
-    TinyScorer("image_similarity", partial(_network, name="dino"), {"path": "DIR"}),
-    TinyScorer("image_variety", partial(_network, name="dino"), {"path": "DIR"}),
-    TinyScorer("geneval_mask2former", _mask2former, {"path": "DIR", "clip": "DIR/clip"}),
-    TinyScorer("hpsv3", _hpsv3, ON_BASE),
-    TinyScorer("editreward", _editreward, {**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]}),
-    TinyScorer("videoalign", _videoalign, ON_BASE),
+    # it descends from a CLIP of open_clip
+    TinyScorer(name="pickscore", write=partial(_network, name="pickscore"), options=BESIDE),
+    TinyScorer(name="clip", write=partial(_network, name="clip"), options={"path": "DIR"}),
+    TinyScorer(name="siglip", write=partial(_network, name="siglip"), options={"path": "DIR"}),
+    TinyScorer(name="siglip2", write=partial(_network, name="siglip2"), options={"path": "DIR"}),
+    TinyScorer(name="hpsv2", write=_hpsv2, options=BESIDE),
+    TinyScorer(name="imagereward", write=_image_reward, options=BESIDE),
+    TinyScorer(name="clap", write=partial(_network, name="clap"), options={"path": "DIR"}),
+    TinyScorer(name="aesthetic", write=_aesthetic, options={"path": "DIR", "head": "DIR/head"}),
+    TinyScorer(name="image_similarity", write=partial(_network, name="dino"), options={"path": "DIR"}),
+    TinyScorer(name="image_variety", write=partial(_network, name="dino"), options={"path": "DIR"}),
+    TinyScorer(name="geneval_mask2former", write=_mask2former, options={"path": "DIR", "clip": "DIR/clip"}),
+    TinyScorer(name="hpsv3", write=_hpsv3, options=ON_BASE),
+    TinyScorer(
+        name="editreward",
+        write=_editreward,
+        options={**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]},
+    ),
+    TinyScorer(name="videoalign", write=_videoalign, options=ON_BASE),
 )
 
 
@@ -395,8 +381,3 @@ def write_scorer(scorer: TinyScorer, folder: Path, seed: int) -> None:
         scorer.write(folder, seed)
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes them for their owner alone
-
-
-def scorer_named(name: str) -> TinyScorer | None:
-    """The scorer of that name, or None."""
-    return next((one for one in SCORERS if one.name == name), None)
