@@ -223,11 +223,11 @@ class Summary:
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
-        incomplete = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
-        for update, share in incomplete:
-            if share:
-                whose = f"{100 * share:.1f} % of its {self.words.samples}"
-                warnings.append(f"Validation {update} lacks the reward of {whose}.")
+        warnings += [
+            f"Validation {row[STEP]} lacks the reward of {100 * share:.1f} % of its {self.words.samples}."
+            for row in self.rows
+            if (share := row.get("val-aux/missing"))
+        ]
         notes = Counter(sample.note for sample in self.kept.values() if sample.reward is None and sample.note)
         if warnings and notes:
             warnings.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
