@@ -28,7 +28,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from burnish.evaluation.suite import REWARD, Suite
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 
 HEADER, RECORDS, RESULT, MEDIA = "suite.json", "samples.jsonl", "result.json", "media"
@@ -89,12 +89,9 @@ class Folder:
             UserError: the file is damaged.
         """
         try:
-            content = read_object(self.path / HEADER)
+            return TypeAdapter(Header).validate_json((self.path / HEADER).read_bytes(), strict=True)
         except FileNotFoundError:
             return None
-        try:
-            header: Header = TypeAdapter(Header).validate_json(json.dumps(content), strict=True)
-            return header
         except ValidationError:
             raise UserError(
                 f"{self.path / HEADER} is not of this version of Burnish; evaluate into another folder"
