@@ -13,7 +13,7 @@ from typing import Any
 
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config.yaml_text import read_overrides
-from burnish.evaluation.records import Evaluation, Shard, changes, check_comparable
+from burnish.evaluation.records import Evaluation, Shard, changes, check_comparable, shown
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
@@ -174,7 +174,8 @@ def _compare(before: str, after: str) -> None:
     rows = []
     for name, change in changes(was, now).items():
         values = [(one.result["tasks"] | {"overall": one.result["overall"]})[name] for one in (was, now)]
-        rows.append((name, *map(_value, values), _value(change, signed=True)))
+        cells = [shown(values[0], ".4f"), shown(values[1], ".4f"), shown(change, "+.4f")]
+        rows.append((name, *(" ".join(cell).rstrip() for cell in cells)))
     terminal.table(("", "before", "after", "change"), rows, f"{was.header.suite}: {before} and {after}")
     for problem in differing:
         terminal.say((f"Not the model alone: {problem}", "yellow"))
@@ -198,7 +199,7 @@ def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
     rows = {f"{metric} (overall)": result["overall"]}
     rows |= result["tasks"] if len(result["tasks"]) > 1 else {}
     rows |= {name: column for name, column in result["columns"].items() if name not in (metric, "reward")}
-    cells = [(name, *_value(row).partition(" ")[::2], row["prompts"]) for name, row in rows.items()]
+    cells = [(name, *shown(row, ".4f"), row["prompts"]) for name, row in rows.items()]
     terminal.table(("", "value", "95 % interval", "prompts"), cells, title)
     if result["changed"]:
         terminal.say((f"Options of the suite were changed: {', '.join(result['changed'])}", "yellow"))
@@ -212,12 +213,3 @@ def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
 def _doubt(result: Mapping[str, Any], subject: str) -> None:
     for line in [] if result["valid"] else [f"{subject} not to be believed:", *result["why_not"]]:
         terminal.say((line, "bold red"))
-
-
-def _value(row: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A number with its interval."""
-    if row["value"] is None:
-        return "–"
-    sign = "+" if signed else ""
-    interval = "" if row["low"] is None else f" [{row['low']:{sign}.4f}, {row['high']:{sign}.4f}]"
-    return f"{row['value']:{sign}.4f}{interval}"

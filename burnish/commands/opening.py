@@ -73,8 +73,8 @@ def open_run(
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
         raise UserError(
-            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these, "
-            f"such as a recipe with model.path={source} if it is a model"
+            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these. "
+            f"A model is not a run: give a recipe, with model.path={source}"
         )
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported

@@ -230,6 +230,13 @@ def estimate(values: ByTask, aggregation: Aggregation, name: str) -> Estimate:
     return {"value": value, "low": float(low), "high": float(high), "prompts": count}
 
 
+def shown(of: Mapping[str, Any], form: str) -> tuple[str, str]:
+    """An estimate in words: the number, and the interval, "" where there is none; ``form`` as in +.3f."""
+    if of.get("value") is None:
+        return "–", ""
+    return f"{of['value']:{form}}", "" if of["low"] is None else f"[{of['low']:{form}}, {of['high']:{form}}]"
+
+
 def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
     """The result of a complete evaluation, or of a shard."""
     metric = header.primary_metric

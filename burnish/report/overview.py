@@ -14,7 +14,7 @@ from typing import Any
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.evaluation.records import HEADER, RECORDS, Evaluation, changes
+from burnish.evaluation.records import HEADER, RECORDS, Evaluation, changes, shown
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.runs import NOTES
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
@@ -244,10 +244,5 @@ def _rows(sides: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, str]:
-    value = values.get("value")
-    if value is None or value != value:
-        return {"text": "–"}
-    cell = {"text": f"{value:{sign}.3f}".replace("-", "−")}
-    if values["low"] is not None:
-        cell["note"] = f"[{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]".replace("-", "−")
-    return cell
+    text, interval = (words.replace("-", "−") for words in shown(values, f"{sign}.3f"))
+    return {"text": text} | ({"note": interval} if interval else {})

@@ -43,14 +43,16 @@ class Measure:
         named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
         return named.get(self.key) or self.key.split("/")[-2]
 
+    def number(self, value: float) -> str:
+        """The value as text, without its unit."""
+        digits = self.digits - 2 if self.percent else self.digits if abs(value) < 100 else 1
+        return f"{100 * value if self.percent else value:.{digits}f}".replace("-", "−")
+
     def show(self, value: float | None) -> str:
         """The value as text."""
         if value is None:
             return "–"
-        if self.percent:
-            return f"{100 * value:.{self.digits - 2}f}{SPACE}%".replace("-", "−")
-        digits = self.digits if abs(value) < 100 else 1
-        return f"{value:.{digits}f}".replace("-", "−")
+        return f"{self.number(value)}{SPACE}%" if self.percent else self.number(value)
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class Change:
 
     def shown(self) -> tuple[str, str]:
         """How much, with a sign; and half of the confidence interval, "" where it is unknown."""
-        show, unit = self.measure.show, 10.0**-self.measure.digits
+        measure, unit = self.measure, 10.0**-self.measure.digits
         # the difference of what is shown, not of what was rounded for it
-        number = show(abs(round(self.after / unit) - round(self.before / unit)) * unit).partition(SPACE)[0]
+        number = measure.number(abs(round(self.after / unit) - round(self.before / unit)) * unit)
         sign = "" if not float(number) else "+" if self.after > self.before else "−"
-        return f"{sign}{number}", show(self.chance).partition(SPACE)[0] if 0 < self.chance < math.inf else ""
+        return f"{sign}{number}", measure.number(self.chance) if 0 < self.chance < math.inf else ""
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
