@@ -168,7 +168,7 @@ def collect(members: Sequence[Member]) -> list[Line]:
 
 def measures(lines: Sequence[Line]) -> list[Measure]:
     """What any of the runs is judged by, in their order."""
-    found = {measure.key: measure for line in lines for run in line.runs for measure in run.measures()}
+    found = {measure.key: measure for line in lines for run in line.runs for measure in run.measures}
     return [measure for measure in found.values() if any(line.pairs(measure) for line in lines)]
 
 

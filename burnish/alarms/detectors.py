@@ -63,10 +63,8 @@ class Series:
     def __init__(self, prompts: int, false_alarms: float) -> None:
         """Args: ``prompts`` of an update; ``false_alarms`` is the probability of one over all updates of a run."""
         self.prompts, self.false_alarms = prompts, false_alarms
-        self.first, self.last = (
-            min(max(-(-least // prompts), usual), most)
-            for least, usual, most in zip(PROMPTS, (FIRST, LAST), MOST, strict=True)
-        )
+        self.first = min(max(-(-PROMPTS[0] // prompts), FIRST), MOST[0])
+        self.last = min(max(-(-PROMPTS[1] // prompts), LAST), MOST[1])
         self.updates: list[int] = []
         self.means: list[float] = []
         self._spreads: list[float] = []  # of samples

@@ -6,7 +6,7 @@ import io
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from burnish.report.runs import (
     options_of,
     other_rewards,
     run_row,
+    run_rows,
     shared_prompts,
 )
 from burnish.report.summary import Summary
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"  # never another one: it has no accounts
 MOST_COMPARED = 12
-LONGEST_QUERY = 4000
 PAUSE = 1.0  # seconds for which the runs that were found are taken to be all
 POINTS = 200  # of a curve beside others
 KINDS = {
@@ -113,7 +113,7 @@ class Board:
             "prompts": lambda folder, request: (
                 trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
             ),
-            "walk": lambda folder, request: walk(folder, _number(request, "prompt", needed=True) or 0),
+            "walk": lambda folder, request: walk(folder, _number(request, "prompt") or 0),
             "groups": lambda folder, request: groups(folder, _number(request, "update")),
             "time": lambda folder, request: time_data(folder, _summary(folder.path), _number(request, "update")),
         }
@@ -142,9 +142,7 @@ class Board:
         )
 
     def runs(self, request: Request) -> Any:
-        rows = [run_row(name, path) for name, path in self._runs.items()]
-        rows.sort(key=lambda row: (row["state"] != "running", -row["changed"]))
-        return {"folder": str(self.root), "runs": rows}
+        return {"folder": str(self.root), "runs": run_rows(self._runs)}
 
     def options(self, request: Request) -> Any:
         """The options of all runs, for filters, groups and sweeps."""
@@ -166,13 +164,25 @@ class Board:
         return answer(self._asked(request)[1], request)
 
     def compare(self, request: Request) -> Any:
+        """Everything that a page shows of several runs."""
         names, runs = dict.fromkeys(request.query_params.getlist("run")), self._runs
         if len(names) > MOST_COMPARED:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
-        folders = {name: RunFolder(runs[name]) for name in names if name in runs}
-        if readable := {name: one for name, one in folders.items() if not configuration(one.config).get("error")}:
-            return comparison(readable)
-        raise HTTPException(404, "no such run")
+        every = {name: RunFolder(runs[name]) for name in names if name in runs}
+        folders = {name: folder for name, folder in every.items() if not configuration(folder.config).get("error")}
+        if not folders:
+            raise HTTPException(404, "no such run")
+        options = {name: options_of(folder) for name, folder in folders.items()}
+        curves = {name: charts(folder, _summary(folder.path), most=POINTS) for name, folder in folders.items()}
+        return {
+            "runs": [
+                run_row(name, folder.path)
+                | {"curves": [_one_line(chart) for chart in curves[name]["charts"]], "axes": curves[name]["axes"]}
+                for name, folder in folders.items()
+            ],
+            "differences": differences(options), "rewards": other_rewards(options),
+            "prompts": shared_prompts(list(folders.values())),
+        }  # fmt: skip
 
     def media(self, request: Request) -> Response:
         """An image, a clip or a sound of a run; ``side`` asks for a small copy of an image."""
@@ -180,16 +190,13 @@ class Board:
         file = media_file(folder.path, request.query_params.get("file", ""))
         if file is None:
             raise HTTPException(404, "no such file")
-        side = _number(request, "side")
-        if side is None or file.suffix not in (".png", ".jpg"):  # others may move
+        side, small = _number(request, "side"), None
+        if side is not None and file.suffix in (".png", ".jpg"):  # others may move
+            with suppress(*UNREADABLE):
+                small = _smaller(file, stamp(file), next((size for size in SIDES if size >= side), SIDES[-1]))
+        if small is None:
             return FileResponse(file, media_type=KINDS[file.suffix])
-        try:
-            content = _smaller(file, stamp(file), next((size for size in SIDES if size >= side), SIDES[-1]))
-        except UNREADABLE:
-            raise HTTPException(404, "no such file") from None
-        if content is None:
-            return FileResponse(file, media_type=KINDS[file.suffix])
-        return Response(content, media_type="image/jpeg")
+        return Response(small, media_type="image/jpeg")
 
     def _asked(self, request: Request) -> tuple[str, RunFolder]:
         """The run that a request names: one of those below the folder, never a path."""
@@ -231,21 +238,6 @@ def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
         return encoded(image.convert("RGB"), quality=85)
 
 
-def comparison(folders: Mapping[str, RunFolder]) -> dict[str, Any]:
-    """Everything that a page shows of several runs, by name."""
-    options = {name: options_of(folder) for name, folder in folders.items()}
-    curves = {name: charts(folder, _summary(folder.path), most=POINTS) for name, folder in folders.items()}
-    return {
-        "runs": [
-            run_row(name, folder.path)
-            | {"curves": [_one_line(chart) for chart in curves[name]["charts"]], "axes": curves[name]["axes"]}
-            for name, folder in folders.items()
-        ],
-        "differences": differences(options), "rewards": other_rewards(options),
-        "prompts": shared_prompts(list(folders.values())),
-    }  # fmt: skip
-
-
 def _asked_rows(run: Summary, request: Request) -> Summary:
     """The run's metrics between two updates, where a request names them."""
     first, last = _number(request, "from") or 0, _number(request, "to")
@@ -268,8 +260,6 @@ def _refusal(request: Request, hosts: frozenset[str]) -> Response | None:
         return JSONResponse({"error": "asked by another site"}, 403)
     if request.method != "GET":
         return JSONResponse({"error": "only GET is answered"}, 405, {"Allow": "GET"})
-    if len(request.url.query) > LONGEST_QUERY:
-        return JSONResponse({"error": "the query is too long"}, 414)
     return None
 
 
@@ -281,13 +271,11 @@ def _text(content: str, kind: str, request: Request) -> Response:
     return Response(content, media_type=f"{kind}; charset=utf-8")
 
 
-def _number(request: Request, name: str, *, needed: bool = False) -> int | None:
+def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
-    if text is None and not needed:
-        return None
-    if text is None or not text.isdecimal() or len(text) > 12:
+    if text is not None and not (text.isdecimal() and len(text) <= 12):
         raise HTTPException(400, f"{name} is {text!r:.40}, which is no number")
-    return int(text)
+    return None if text is None else int(text)
 
 
 async def _wrong(request: Request, error: Exception) -> Response:

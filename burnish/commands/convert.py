@@ -32,7 +32,7 @@ from burnish.config.tasks import task_named
 from burnish.config.yaml_text import nest, parse, show
 from burnish.registry import fields
 from burnish.utils import terminal
-from burnish.utils.disk import write_atomically, writing
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
 from burnish.utils.reading import checked_path
@@ -84,8 +84,7 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         place = target or Path(folder) / f"{path.stem}.yaml"
         lines = [*_comments(conversion, path, place, others), "", *conversion.lines(), ""]
         text = "\n".join(" ".join(line.splitlines()) for line in lines)  # names and values may come from somebody else
-        with writing(place):
-            write_atomically(place, text.encode())
+        write_atomically(place, text.encode())
         if target is None:
             print(terminal.printable(text), end="")
         try:
@@ -240,7 +239,9 @@ class Conversion:
         config = task_named(tree["task"]).config
         known = Context([("", tree)], {}, labelled(tree), config).options
         for option in [one for one in self.options if one not in MACHINE]:
-            above = next(path for path in _paths(option) if path in known)
+            above = option  # or the innermost section that it is in
+            while above not in known:
+                above = above.rpartition(".")[0]
             if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
                 continue
             for name in [name for name, written in self.written.items() if written in self._stated_of(option)]:
@@ -263,12 +264,6 @@ def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Itera
             yield from _leaves(value, trainer, f"{name}.")
         else:
             yield name, value
-
-
-def _paths(option: str) -> Iterator[str]:
-    """An option and the sections that it is in, the innermost first."""
-    parts = option.split(".")
-    return (".".join(parts[:end]) for end in range(len(parts), -1, -1))
 
 
 def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:

@@ -33,6 +33,8 @@ def doctor() -> int:
         for name, check in CHECKS.items():
             try:
                 state, found, advice = check()
+            except UserError as error:
+                state, found, advice = "fail", str(error), f"{AGAIN}, or another folder"
             except Exception as error:
                 state, found, advice = "fail", f"{type(error).__name__}: {error}", AGAIN
             rows.append((name, Text(state, style=COLOURS[state]), found, advice))
@@ -84,10 +86,7 @@ def check_quickstart() -> Finding:
     from burnish.config import load
     from burnish.config.disk import check_disk
 
-    try:
-        check_disk(load("quickstart"))
-    except UserError as error:
-        return "fail", str(error), f"{AGAIN}, or another folder"
+    check_disk(load("quickstart"))
     return "ok", "recipe, model and prompts are there", ""
 
 

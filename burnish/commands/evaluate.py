@@ -13,7 +13,7 @@ from typing import Any
 
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config.yaml_text import read_overrides
-from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
+from burnish.evaluation.records import Evaluation, Shard, changes, check_comparable, shown
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
@@ -169,21 +169,18 @@ def _evaluate_suite(
 
 def _compare(before: str, after: str) -> None:
     """Show what changed between two evaluations of a suite, paired by prompt."""
-    sides = []
-    for place in (before, after):
-        header, records = Folder(checked_path(place, "--compare")).complete()
-        sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
-    (header, was, old), (other, now, new) = sides
-    differing = check_comparable(header, other)
+    was, now = (Evaluation.read(checked_path(place, "--compare")) for place in (before, after))
+    differing = check_comparable(was.header, now.header)
     rows = []
-    for name, change in changes(header, old, new).items():
-        values = [result["overall"] if name == "overall" else result["tasks"][name] for result in (was, now)]
-        rows.append((name, *map(_value, values), _value(vars(change), signed=True)))
-    terminal.table(("", "before", "after", "change"), rows, f"{header.suite}: {before} and {after}")
+    for name, change in changes(was, now).items():
+        values = [(one.result["tasks"] | {"overall": one.result["overall"]})[name] for one in (was, now)]
+        cells = [shown(values[0], ".4f"), shown(values[1], ".4f"), shown(change, "+.4f")]
+        rows.append((name, *(" ".join(cell).rstrip() for cell in cells)))
+    terminal.table(("", "before", "after", "change"), rows, f"{was.header.suite}: {before} and {after}")
     for problem in differing:
         terminal.say((f"Not the model alone: {problem}", "yellow"))
-    for name, result in (("before", was), ("after", now)):
-        _doubt(result, f"The numbers {name} are")
+    for name, one in (("before", was), ("after", now)):
+        _doubt(one.result, f"The numbers {name} are")
     terminal.say("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
 
 
@@ -202,7 +199,7 @@ def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
     rows = {f"{metric} (overall)": result["overall"]}
     rows |= result["tasks"] if len(result["tasks"]) > 1 else {}
     rows |= {name: column for name, column in result["columns"].items() if name not in (metric, "reward")}
-    cells = [(name, *_value(row).partition(" ")[::2], row["prompts"]) for name, row in rows.items()]
+    cells = [(name, *shown(row, ".4f"), row["prompts"]) for name, row in rows.items()]
     terminal.table(("", "value", "95 % interval", "prompts"), cells, title)
     if result["changed"]:
         terminal.say((f"Options of the suite were changed: {', '.join(result['changed'])}", "yellow"))
@@ -216,12 +213,3 @@ def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
 def _doubt(result: Mapping[str, Any], subject: str) -> None:
     for line in [] if result["valid"] else [f"{subject} not to be believed:", *result["why_not"]]:
         terminal.say((line, "bold red"))
-
-
-def _value(row: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A number with its interval."""
-    if row["value"] is None:
-        return "–"
-    sign = "+" if signed else ""
-    interval = "" if row["low"] is None else f" [{row['low']:{sign}.4f}, {row['high']:{sign}.4f}]"
-    return f"{row['value']:{sign}.4f}{interval}"

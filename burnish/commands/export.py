@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish import __version__
-from burnish.checkpoint.files import numbered, read_manifest
+from burnish.checkpoint.files import Manifest, numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.beside import Follower
+from burnish.hooks.beside import OfCheckpoints
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -153,7 +153,7 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
 # in a process beside a run, which exports every checkpoint
 
 
-class Exports(Follower):
+class Exports(OfCheckpoints):
     """Exports every checkpoint of a run."""
 
     name = "checkpoint_export"
@@ -162,13 +162,20 @@ class Exports(Follower):
         super().__init__("checkpoint.export", folder)
         self.what = what
 
+    def is_done(self, checkpoint: Path, manifest: Manifest) -> bool:
+        written = self.folder.exported / checkpoint.name / STEP
+        return written.is_file() and written.read_text() == _mark(manifest)
+
     def work(self, *, last: bool) -> None:
-        """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
-        _remove_old(self.folder)
-        if _pending(self.folder) is None:
+        """Export what is not exported yet; remove what has no checkpoint any more."""
+        kept = {path.name for path in numbered(self.folder.checkpoints)}
+        for path in numbered(self.folder.exported):
+            if path.name not in kept:
+                _remove(path)
+        if self.pending() is None:
             return
         with open(os.devnull, "wb") as nowhere, closing(Server(_exporter, self.what, ENVIRONMENT, nowhere)) as server:
-            while (checkpoint := _pending(self.folder)) is not None:
+            for checkpoint, _ in iter(self.pending, None):
                 server.load(LONGEST, LATE)
                 problem = server.call(LONGEST, LATE, checkpoint, self.folder.exported / checkpoint.name)
                 if problem and checkpoint.is_dir():
@@ -196,7 +203,7 @@ def _exporter(what: Format) -> Callable[[Path, Path], str]:
 
 
 def _export(checkpoint: Path, target: Path, what: Any) -> None:
-    mark, staged = _mark(checkpoint), target.with_name(f".writing-{target.name}")
+    mark, staged = _mark(read_manifest(checkpoint)), target.with_name(f".writing-{target.name}")
     shutil.rmtree(staged, ignore_errors=True)
     try:
         write_export(str(checkpoint), str(staged), what, None, ["model.device=cpu"])
@@ -207,29 +214,10 @@ def _export(checkpoint: Path, target: Path, what: Any) -> None:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _pending(folder: RunFolder) -> Path | None:
-    """The newest checkpoint whose weights are not exported."""
-    for path in sorted(numbered(folder.checkpoints), reverse=True):
-        try:
-            mark = _mark(path)
-        except UserError:  # damaged, or being removed
-            continue
-        written = folder.exported / path.name / STEP
-        if not written.is_file() or written.read_text() != mark:
-            return path
-    return None
-
-
-def _mark(checkpoint: Path) -> str:
-    files = json.dumps({name: entry.sha256 for name, entry in read_manifest(checkpoint).files.items()}, sort_keys=True)
-    return json.dumps({"update": int(checkpoint.name), "files": hashlib.sha256(files.encode()).hexdigest()})
-
-
-def _remove_old(folder: RunFolder) -> None:
-    kept = {path.name for path in numbered(folder.checkpoints)}
-    for path in numbered(folder.exported):
-        if path.name not in kept:
-            _remove(path)
+def _mark(manifest: Manifest) -> str:
+    """Which weights an export is of."""
+    files = json.dumps({name: entry.sha256 for name, entry in manifest.files.items()}, sort_keys=True)
+    return json.dumps({"update": manifest.update, "files": hashlib.sha256(files.encode()).hexdigest()})
 
 
 def _remove(export: Path) -> None:

@@ -6,8 +6,8 @@ The forecast is made in a process of its own: its modes, its memory and its time
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from burnish.controller import Controller
 from burnish.plan.counter import shown
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
-from burnish.utils.supervisor import ChildDied, Server
+from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 
 if TYPE_CHECKING:
     from burnish.plan.advice import Chosen, Tried
@@ -75,7 +75,7 @@ class Fit:
         if not asked.is_ready:
             terminal.say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
-            chosen = asked.choose(min(memory.values()), PATIENCE)
+            chosen: Chosen = asked.ask(PATIENCE, min(memory.values()))
         except NoForecast as error:
             terminal.say(f"No memory forecast, and the run goes on without: {error}")
             return {}
@@ -94,9 +94,9 @@ class Fit:
             terminal.say(f"Warning: {why}: expect it to run out of memory (burnish plan tries what would help)")
             return
         terminal.say("Trying options that need less memory")
-        fits = None
+        fits: Tried | None = None
         with suppress(NoForecast):
-            fits = next((tried for tried in asked.remedies(memory, ADVICE) if tried.fits), None)
+            fits = next((tried for tried in asked.ask(ADVICE + LAST, memory, ADVICE) if tried.fits), None)
         way_out = (
             f"it fits with {' '.join(fits.options)} ({fits.cost}; {shown(fits.needs)})" if fits is not None
             else f"none of the options that burnish plan tries makes it fit: {LARGER}"
@@ -121,8 +121,8 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
 }  # fmt: skip
 LONGEST = 1800.0  # seconds after which a forecast is given up
+LATE = f"it took longer than {LONGEST:g} s"
 LAST = 180.0  # seconds more for the option that is being tried when time is up
-CHOOSE, REMEDY = "choose", "remedy"  # what the process is asked for once it has forecast the run
 SHOWN = 300  # characters of an error
 
 
@@ -141,7 +141,7 @@ class Foreteller:
         # what the process leaves behind when it is killed goes with the folder
         self._server = Server(_foreteller, str(file), ENVIRONMENT | {"TMPDIR": self._folder.name})
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="forecast")
-        self._first: Future[Any] = self._pool.submit(self._ask)
+        self._loaded = self._pool.submit(self._server.load, LONGEST, LATE)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -152,73 +152,65 @@ class Foreteller:
     @property
     def is_ready(self) -> bool:
         """Whether the forecast is there."""
-        return self._first.done()
+        return self._loaded.done()
 
-    def choose(self, memory: int, seconds: float) -> Chosen:
-        """The forecast of the run with the largest batches for so many bytes of a GPU, waited for.
+    def ask(self, seconds: float, *question: Any) -> Any:
+        """What the process answers; see ``_foreteller``.
 
         Raises:
             NoForecast: it failed, or takes longer.
         """
-        self._result(self._first, seconds)
-        found: Chosen = self._result(self._pool.submit(self._ask, CHOOSE, memory), seconds)
-        return found
-
-    def remedies(self, memory: int, seconds: float) -> Sequence[Tried]:
-        """Options that make the run smaller, as far as they were tried in this time; see ``advice.remedies``.
-
-        Raises:
-            NoForecast: trying them failed, or takes much longer.
-        """
-        found: list[Tried] = self._result(self._pool.submit(self._ask, REMEDY, memory, seconds), seconds + LAST)
-        return found
-
-    def _ask(self, *arguments: Any) -> Any:
-        self._server.load(LONGEST, "it did not start")
-        return self._server.call(LONGEST, f"it took longer than {LONGEST:g} s", *arguments)
-
-    def _result(self, asked: Future[Any], seconds: float) -> Any:
+        late = f"it takes longer than {seconds:g} s"
         try:
-            found = asked.result(seconds)
+            self._loaded.result(seconds)
+            answer = self._server.call(seconds, late, *question)
         except TimeoutError:
-            raise NoForecast(f"it takes longer than {seconds:g} s") from None
+            raise NoForecast(late) from None
+        except LoadFailed as error:
+            raise NoForecast(str(error)) from None
         except ChildDied as error:
             raise NoForecast(f"its process ended: {error}") from error
-        if isinstance(found, str):
-            raise NoForecast(found)
-        return found
+        if isinstance(answer, str):
+            raise NoForecast(answer)
+        return answer
 
 
 def _foreteller(file: str) -> Callable[..., Any]:
-    """In the process: what answers with a forecast, batches or options that were tried, or with why there is none."""
+    """In the process: forecasts the run, and returns what answers about a GPU's memory.
+
+    It answers with the largest batches for so many bytes, or, given seconds, with options that make the run smaller, as
+    far as they were tried in that time; with a text where it can't.
+
+    Raises:
+        RuntimeError: there is no forecast.
+    """
     # a run that asks for none imports none of this
     from burnish.plan.advice import choose, remedies
     from burnish.plan.forecast import forecast
 
-    least: list[Forecast] = []
+    config = load(file)
+    try:
+        least = forecast(with_sizes(config, smallest(config)))
+    except Exception as error:
+        raise RuntimeError(_why(error)) from None
 
-    def read(more: Sequence[str]) -> RunConfig:
-        return load(file, more)
-
-    def tried(memory: int, seconds: float) -> list[Tried]:
-        found, begun = [], time.monotonic()
-        for one in remedies(read, least[0], memory):
-            found.append(one)
-            if time.monotonic() - begun > seconds:
-                break
-        return found
-
-    def answer(what: str = "", memory: int = 0, seconds: float = 0.0) -> Any:
+    def answer(memory: int, seconds: float | None = None) -> Any:
         try:
-            if what == CHOOSE:
-                return choose(read(()), least[0], memory)
-            if what == REMEDY:
-                return tried(memory, seconds)
-            config = read(())
-            least.append(forecast(with_sizes(config, smallest(config))))
-            return None
-        except Exception as error:  # a model that no forecast knows may fail in any way
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            return terminal.cut(kind + " ".join(str(error).split()), SHOWN)
+            if seconds is None:
+                return choose(config, least, memory)
+            tried, begun = [], time.monotonic()
+            for one in remedies(lambda more: load(file, more), least, memory):
+                tried.append(one)
+                if time.monotonic() - begun > seconds:
+                    break
+            return tried
+        except Exception as error:
+            return _why(error)
 
     return answer
+
+
+def _why(error: Exception) -> str:
+    """A model that no forecast knows may fail in any way."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return terminal.cut(kind + " ".join(str(error).split()), SHOWN)

@@ -72,10 +72,9 @@ def open_run(
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        if any((path / name).exists() for name in ("model_index.json", "config.json")):
-            raise UserError(f"{source} is a model, not a run; give a recipe, with model.path={source}")
         raise UserError(
-            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
+            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these. "
+            f"A model is not a run: give a recipe, with model.path={source}"
         )
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported
@@ -152,31 +151,24 @@ def _matched(config: RunConfig) -> Assembly:
 
 def _adapter_options(adapter: str, task: str) -> list[str]:
     """What an adapter says of itself, as options of the model."""
-    from burnish.models.adapters import WEIGHTS, read_settings, read_weights
+    from burnish.diffusion.pipeline.adapters import read_adapter
+    from burnish.models.adapters import read_settings
 
     folder, option = checked_path(adapter, "the adapter of SOURCE"), "the adapter of SOURCE"
     if not folder.is_dir():
         raise UserError(f"SOURCE has the adapter {adapter}, which is no folder; give MODEL+FOLDER")
-    saved: list[str] = []
+    networks: tuple[str, ...] = ()
     if task == DEFAULT:
-        from burnish.diffusion.pipeline.adapters import read_adapter
-
         networks = tuple(one.name for one in folder.iterdir() if one.is_dir()) or NETWORKS[:1]
-        saved_adapter = read_adapter(folder, option, networks)
-        weights, rank, rslora = saved_adapter.weights, saved_adapter.rank, saved_adapter.rslora
-        alpha = float(rank if saved_adapter.alpha is None else saved_adapter.alpha)
-    else:
-        if not (folder / WEIGHTS).is_file():
-            raise UserError(f"{option} is {folder}, which has no {WEIGHTS}; give the folder of an adapter of peft")
-        networks, settings = (), read_settings(folder, option)
-        weights, rank, alpha = read_weights(folder / WEIGHTS, option), settings["r"], float(settings["lora_alpha"])
-        rslora, saved = bool(settings.get("use_rslora")), list(settings.get("modules_to_save") or [])
-    layers = sorted({_layer(name, (*NETWORKS, *networks)) for name in weights if LAYER in name})
+    found = read_adapter(folder, option, networks)
     options: dict[str, Any] = {
-        "path": str(folder), "rank": rank, "alpha": alpha, "rslora": rslora, "targets": layers,
-        "dora": any(".lora_magnitude_vector" in name for name in weights),
+        "path": str(folder), "rank": found.rank, "alpha": float(found.rank if found.alpha is None else found.alpha),
+        "rslora": found.rslora, "dora": any(".lora_magnitude_vector" in name for name in found.weights),
+        "targets": sorted({_layer(name, (*NETWORKS, *networks)) for name in found.weights if LAYER in name}),
     }  # fmt: skip
-    return [f"model.lora={json.dumps(options | ({'modules_to_save': saved} if saved else {}))}"]
+    if task != DEFAULT and (saved := read_settings(folder, option).get("modules_to_save")):
+        options["modules_to_save"] = list(saved)
+    return [f"model.lora={json.dumps(options)}"]
 
 
 def _layer(name: str, networks: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from burnish.commands.export import Format, write_export
 from burnish.config.run_folder import RunFolder
 from burnish.options.language import LanguageModelOptions
 from burnish.options.vllm import RANKS, unreadable
-from burnish.report.card import Weights, card, licence_of
+from burnish.report.card import card, licence_of
 from burnish.report.runs import read_configuration
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -80,22 +80,15 @@ def push(
         raise UserError(f"RUN is {run}, which is not the folder of a run; give one that burnish train wrote")
     chosen = what or ("lora" if config["model"].get("lora") and hub_name(config["model"]["path"]) else "merged")
     private = not public if dry_run else _prepare(to, public=public)
-    with _place(output, folder) as place:
+    # beside the run, which is where there is space, unless the user says
+    beside = None if output else folder.path
+    with writing(Path(output or folder.path)), tempfile.TemporaryDirectory(prefix=".push-", dir=beside) as away:
+        place = output or away
         _write(run, folder, place, to, chosen, dtype, ask=not dry_run, samples=samples)
         _list(Path(place), to, private=private, dry_run=dry_run)
         if not dry_run:
             _send(Path(place), to, f"burnish push of {folder.path.resolve().name}")
     return 0
-
-
-@contextmanager
-def _place(output: str | None, folder: RunFolder) -> Iterator[str]:
-    """Where the folder is written: beside the run, which is where there is space, unless the user says."""
-    if output is not None:
-        yield output
-        return
-    with writing(folder.path), tempfile.TemporaryDirectory(prefix=".push-", dir=folder.path) as away:
-        yield away
 
 
 def _write(
@@ -106,12 +99,11 @@ def _write(
     assembly, update = write_export(run, place, what, dtype)
     model, target = assembly.config.model, Path(place)
     hub = hub_name(model.path)
-    weights = Weights(
-        repo=to, what=what, update=update, library=assembly.library,
+    text, files = card(
+        folder, repo=to, what=what, update=update, library=assembly.library,
         code=loading_code(assembly, to, what, hub), serving=serving_code(assembly, to, what, hub),
-        licence=licence_of(model.path, ask=ask),
+        licence=licence_of(model.path, ask=ask), samples=samples,
     )  # fmt: skip
-    text, files = card(folder, weights, samples=samples)
     with writing(target):
         _forget_machine(target, hub)
         for name, content in {**files, "README.md": text.encode()}.items():
@@ -158,10 +150,6 @@ def _prepare(to: str, *, public: bool) -> bool:
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    if constants.HF_HUB_OFFLINE:
-        raise UserError(
-            "HF_HUB_OFFLINE is set, so nothing can be sent to the hub; unset it, or write the folder with --dry-run"
-        )
     if not get_token():
         raise UserError(
             "there is no token of the hub; run 'hf auth login' or set HF_TOKEN to a token that may write, or write "

@@ -110,9 +110,8 @@ def sample(
         )
     given: dict[Kind, Sequence[str]] = {"image": images, "video": videos, "audio": audios}
     media = {kind: tuple(given_media(path, kind) for path in paths) for kind, paths in given.items()}
-    asked = [Prompt(text=text, images=media["image"]) for text in prompts]
     if generates:
-        asked = _prompts(config, asked, prompt_file)
+        asked = _prompts(config, [Prompt(text=text, images=media["image"]) for text in prompts], prompt_file)
     else:
         asked = [_question(text, media, config.data) for text in prompts]
     target = output_folder(output, "sample")

@@ -186,10 +186,9 @@ def _task_of(labels: Sequence[str]) -> str:
         if not _kinds(label):
             raise ConfigError(wrong_choice(f"reward {label!r:.60}", label, sorted(set(every)), short=True))
     shared = [task for task in TASKS if all(task in _kinds(label) for label in labels)]
-    if labels and not shared:
-        raise ConfigError(f"{' and '.join(labels)} are rewards of different tasks; serve them one by one")
-    if labels and len(shared) > 1:
-        raise ConfigError(f"{' and '.join(labels)}: say of which task, by --task {' or --task '.join(shared)}")
+    if labels and len(shared) != 1:
+        way_out = f"say of which task, by --task {' or --task '.join(shared)}" if shared else "serve them one by one"
+        raise ConfigError(f"{' and '.join(labels)} are not rewards of one task alone; {way_out}")
     return shared[0] if labels else DEFAULT
 
 
@@ -283,8 +282,6 @@ class Service:
     async def _body(self, request: Request) -> bytearray:
         if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the request must be application/json")
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise HTTPException(415, "the request must not be compressed")
         body = bytearray()
         try:
             async with asyncio.timeout(self.options.read_timeout):

@@ -137,16 +137,16 @@ def runs(folder: str = "runs") -> int:
     Args:
         folder: where runs are
     """
-    from burnish.report.runs import find_runs, run_row
+    from burnish.report.runs import find_runs, run_rows
 
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
-    rows = [run_row(name, path) for name, path in find_runs(root).items()]
+    rows = run_rows(find_runs(root))
     if not rows:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")
     table = []
-    for row in sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"])):
+    for row in rows:
         best = row["best"] or {"reward": None, "update": "–"}
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])) if row["changed"] else "–"
         highest, last = ("–" if value is None else f"{value:.3f}" for value in (best["reward"], row["last"]))
@@ -184,7 +184,7 @@ def compare(first: str, others: Sequence[str]) -> int:
         ["updates", *(f"{run.updates}/{run.planned}" for run in summaries)],
         ["time of updates", *(terminal.duration(run.seconds) for run in summaries)],
     ]
-    for measure in {one.key: one for run in summaries for one in run.measures() if not one.watched}.values():
+    for measure in {one.key: one for run in summaries for one in run.measures if not one.watched}.values():
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
         rows.append([measure.title, *(f"{measure.show(before)} → {measure.show(after)}" for before, after in values)])
     terminal.table(("", *names), rows)

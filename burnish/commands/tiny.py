@@ -5,7 +5,6 @@ Rewards are written in the layouts in which the real ones are published.
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from burnish.models.loading import quietly
-from burnish.models.tiny import ALL, LANGUAGE, Tiny, TinyLanguage, describe, language
+from burnish.models.tiny import ALL, LANGUAGE, Described, Tiny, TinyLanguage, describe, language, read
 from burnish.models.tiny.language import draw_weights
 from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
@@ -32,7 +31,6 @@ from burnish.rewards.images.learned import (
 )
 from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
 from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
-from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from burnish.rewards.networks.inputs import FILE as PREPROCESSOR
 from burnish.rewards.networks.loading import published_name
 from burnish.utils import terminal
@@ -44,10 +42,8 @@ from burnish.utils.reading import checked_path
 if TYPE_CHECKING:
     from torch import Tensor
 
-HIDDEN = 32  # values of a token in tiny language models
+HIDDEN = 32  # values of a token
 SIZE, PATCH = 56, 14  # pixels of an image, and of a patch
-TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
 SHARED = 24  # width of the space of images and texts
 WIDTH = 128  # of BLIP's towers: two heads
 HEAD = (0, 3, 5), (HIDDEN, 24, 8, 2)  # numbers and widths of the layers of a head
@@ -99,36 +95,25 @@ def tiny(
         raise UserError(
             "burnish tiny takes a name and a folder, such as 'burnish tiny wan2.2 my_tiny_wan'; --list shows the names"
         )
-    folder, model = checked_path(directory, "DIR"), _named(name)
+    folder, model = checked_path(directory, "DIR"), describe(name, (*SCORERS, *ALL, *LANGUAGE))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         check_output(folder, "tiny", "DIR")
         if not force:
             raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
     with terminal.loading_pytorch():
         from burnish.models.tiny.build import write
-    if not isinstance(model, TinyScorer) and (absent := model.missing()):
+    if absent := model.missing():
         raise UserError(f"{model.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
     with writing(folder), terminal.progress(f"Writing {name}"):
         if folder.is_dir():
             shutil.rmtree(folder)
-        if isinstance(model, TinyScorer):
-            write_scorer(model, folder, seed)
-        elif isinstance(model, TinyLanguage):
-            language.write(model, folder, seed)
-        else:
-            write(model, folder, seed)
+        writers: dict[Any, Callable[[Any, Path, int], Any]] = {
+            Tiny: write, TinyLanguage: language.write, TinyScorer: write_scorer,
+        }  # fmt: skip
+        writers[type(model)](model, folder, seed)
         (folder / MARK).write_text("tiny")
     terminal.say("\n".join(_usage(model, folder)))
     return 0
-
-
-def _named(name: str) -> Tiny | TinyLanguage | TinyScorer:
-    if (scorer := scorer_named(name)) is not None:
-        return scorer
-    if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
-        raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
-    found: Tiny | TinyLanguage = describe(name)
-    return found
 
 
 def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
@@ -137,22 +122,16 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         given = {name: f"[{','.join(value)}]" if isinstance(value, list) else value or "null"
                  for name, value in model.given(folder).items()}  # fmt: skip
         options = [shlex.quote(f"rewards.{model.name}.{name}={value}") for name, value in given.items()]
-        options.append(f"rewards.{model.name}.weight=1")
         return [
             f"{folder} is a checkpoint of reward {model.name} with random weights.",
-            f"In a recipe: {' '.join(options)}",
+            f"In a recipe: {' '.join([*options, f'rewards.{model.name}.weight=1'])}",
         ]
-    if isinstance(model, TinyLanguage):
-        return [f"{folder} is a {model.kind} of random weights.", f"In a recipe: model.path={folder}"]
-    sizes = {"height": model.height, "width": model.width, "num_frames": model.num_frames}
-    options = [
-        f"model.path={folder}",
-        *(f"rollout.{name}={value}" for name, value in sizes.items() if value is not None),
-    ]
-    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
+    sizes = {name: getattr(model, name, None) for name in ("height", "width", "num_frames")}
+    options = [f"rollout.{name}={value}" for name, value in sizes.items() if value is not None]
+    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
-        f"In a recipe: {' '.join(options)}",
+        f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
         *takes,
     ]
 
@@ -160,12 +139,11 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
 # learned rewards
 
 
-@dataclass(frozen=True)
-class TinyScorer:
+@dataclass(frozen=True, kw_only=True)
+class TinyScorer(Described):
     """A learned reward at a size that a CPU runs in milliseconds."""
 
-    name: str
-    """Of the reward."""
+    kind: str = "reward"
     write: Callable[[Path, int], None]
     """Writes a checkpoint of a seed into a folder."""
     options: Mapping[str, str | list[str] | None]
@@ -176,73 +154,44 @@ class TinyScorer:
         return json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))  # type: ignore[no-any-return]
 
 
-def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:
-    from transformers import CLIPConfig, CLIPModel
-
-    reader = clip()
-    words = {"vocab_size": len(reader), "eos_token_id": reader.eos_token_id, "bos_token_id": reader.bos_token_id}
-    shared = {"projection_dim": SHARED, "hidden_act": act, "intermediate_size": wide}
-    config = CLIPConfig(
-        text_config={**TOWER, **words, "max_position_embeddings": 77, **shared},
-        vision_config={**SEES, **shared},
-        projection_dim=SHARED,
-    )
-    network = _save(CLIPModel, config, folder, seed)
-    reader.save_pretrained(folder)
-    _describe(folder, {"shortest_edge": SIZE}, CLIP_MEAN, CLIP_STD, crop=SIZE)
-    return network
-
-
-def _siglip(folder: Path, seed: int) -> None:
+def _siglip_tokenizer() -> Any:
     reader = t5()
     reader.pad_token = reader.eos_token  # SigLIP pads with the end
-    _siglip_network(folder, seed, reader)
+    return reader
 
 
-def _siglip2(folder: Path, seed: int) -> None:
+def _siglip2_tokenizer() -> Any:
     from transformers import Siglip2Tokenizer
 
     words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
     kind: Any = Siglip2Tokenizer
-    _siglip_network(folder, seed, kind(vocab=words, merges=merges, padding_side="right", model_max_length=64))
+    return kind(vocab=words, merges=merges, padding_side="right", model_max_length=64)
 
 
-def _siglip_network(folder: Path, seed: int, reader: Any) -> None:
-    from transformers import SiglipConfig, SiglipModel
-
-    words = {"vocab_size": len(reader), "max_position_embeddings": 64, "projection_size": TOWER["hidden_size"]}
-    ends = {name: getattr(reader, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _save(SiglipModel, SiglipConfig(text_config={**TOWER, **words, **ends}, vision_config=SEES), folder, seed)
-    reader.save_pretrained(folder)
-    _describe(folder, {"height": SIZE, "width": SIZE}, HALF, HALF)
+TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "clip": clip, "t5": t5, "siglip": _siglip_tokenizer, "siglip2": _siglip2_tokenizer,
+}  # fmt: skip
 
 
-def _clap(folder: Path, seed: int) -> None:
-    """Of sounds of up to a second, at a low rate."""
-    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
+def _network(folder: Path, seed: int, name: str) -> Any:
+    """Write a network of the table with its tokenizer and its preprocessing."""
+    import transformers
 
-    reader = t5()
-    words = {"vocab_size": len(reader), "max_position_embeddings": 80, "pad_token_id": reader.pad_token_id}
-    hears = {
-        "num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "window_size": 4,
-        "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 16, "hidden_size": 32,
-        "num_hidden_layers": 2,
-    }  # fmt: skip
-    shared = {"projection_dim": SHARED}
-    config = ClapConfig(text_config={**TOWER, **words, **shared}, audio_config={**hears, **shared}, **shared)
-    _save(ClapModel, config, folder, seed)
-    reader.save_pretrained(folder)
-    ClapFeatureExtractor(
-        feature_size=16, sampling_rate=1600, hop_length=10, max_length_s=1, fft_window_size=64, frequency_max=800,
-        truncation="rand_trunc",
-    ).save_pretrained(folder)  # fmt: skip
-
-
-def _dino(folder: Path, seed: int) -> None:
-    from transformers import Dinov2Config, Dinov2Model
-
-    _save(Dinov2Model, Dinov2Config(**SEES), folder, seed)
-    _describe(folder, {"shortest_edge": SIZE + 8}, IMAGENET_MEAN, IMAGENET_STD, crop=SIZE)
+    table = read("rewards")["networks"][name]
+    config = dict(table["config"])
+    if "tokenizer" in table:
+        reader = TOKENIZERS[table["tokenizer"]]()
+        words = {"vocab_size": len(reader)} | {token: getattr(reader, token) for token in table["tokens"]}
+        config["text_config"] = table["config"]["text_config"] | words
+        reader.save_pretrained(folder)
+    kind = getattr(transformers, table["class"])
+    network = _made(lambda: kind(kind.config_class(**config)), seed)
+    network.save_pretrained(folder)
+    if "pixels" in table:
+        (folder / PREPROCESSOR).write_text(json.dumps(table["pixels"]))
+    if "sounds" in table:
+        transformers.ClapFeatureExtractor(**table["sounds"]).save_pretrained(folder)
+    return network
 
 
 def _made(make: Callable[[], Any], seed: int) -> Any:
@@ -255,25 +204,12 @@ def _made(make: Callable[[], Any], seed: int) -> Any:
     return network
 
 
-def _save(kind: Any, config: Any, folder: Path, seed: int) -> Any:
-    network = _made(lambda: kind(config), seed)
-    network.save_pretrained(folder)
-    return network
-
-
-def _describe(folder: Path, size: Mapping[str, int], mean: Any, std: Any, crop: int | None = None) -> None:
-    told = {"do_resize": True, "size": size, "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255,
-            "do_normalize": True, "image_mean": mean, "image_std": std, "do_center_crop": crop is not None}  # fmt: skip
-    (folder / PREPROCESSOR).write_text(json.dumps(told if crop is None else told | {"crop_size": crop}))
-
-
 def _hpsv2(folder: Path, seed: int) -> None:
     """open_clip's layout, with the wrapping and the names of the published file."""
     import torch
 
-    width = TOWER["hidden_size"]
-    network = _clip(folder, seed, "gelu", wide=4 * width)
-    for file in (PREPROCESSOR, "config.json", "model.safetensors"):
+    network = _network(folder, seed, "open_clip")
+    for file in ("config.json", "model.safetensors"):
         (folder / file).unlink()
     weights = {
         published_name(name, OPEN_CLIP_NAMES): value.T.contiguous() if name in TURNED else value
@@ -283,8 +219,8 @@ def _hpsv2(folder: Path, seed: int) -> None:
         thirds = [weights.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
         weights[name.replace(".q_proj.", ".in_proj_")] = torch.cat(thirds)
     torch.save({"state_dict": weights}, folder / RELEASES["v2.1"])
-    vision = {"image_size": SIZE, "layers": 2, "width": width, "head_width": width // 2, "patch_size": PATCH}
-    text = {"context_length": 77, "vocab_size": len(clip()), "width": width, "heads": 2, "layers": 2}
+    vision = {"image_size": SIZE, "layers": 2, "width": HIDDEN, "head_width": HIDDEN // 2, "patch_size": PATCH}
+    text = {"context_length": 77, "vocab_size": len(clip()), "width": HIDDEN, "heads": 2, "layers": 2}
     (folder / OPEN_CLIP).write_text(
         json.dumps({"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text}})
     )
@@ -335,25 +271,15 @@ def _layers(prefix: str, numbers: Sequence[int], widths: Sequence[int], seed: in
 def _aesthetic(folder: Path, seed: int) -> None:
     import torch
 
-    _clip(folder, seed)
+    _network(folder, seed, "clip")
     (folder / "head").mkdir(exist_ok=True)
     layers = _layers("layers.", (0, 2, 4, 6, 7), (SHARED, 32, 16, 8, 4, 1), seed)
     torch.save(layers, folder / "head" / AESTHETIC_FILES["v2"][0])
 
 
 def _mask2former(folder: Path, seed: int) -> None:
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
-
-    swin = SwinConfig(
-        image_size=32, patch_size=4, embed_dim=16, depths=[1] * 4, num_heads=[1] * 4, window_size=4,
-        out_features=[f"stage{i}" for i in range(1, 5)],
-    )  # fmt: skip
-    config = Mask2FormerConfig(
-        backbone_config=swin, num_queries=10, num_labels=80, feature_size=32, mask_feature_size=32, hidden_dim=32,
-        num_attention_heads=2, encoder_layers=1, decoder_layers=3, encoder_feedforward_dim=32, dim_feedforward=32,
-    )  # fmt: skip
-    _save(Mask2FormerForUniversalSegmentation, config, folder, seed)
-    _clip(folder / "clip", seed)
+    _network(folder, seed, "mask2former")
+    _network(folder / "clip", seed, "clip")
 
 
 def _hpsv3(folder: Path, seed: int) -> None:
@@ -426,20 +352,25 @@ def _old(name: str) -> str:
 BESIDE = {"path": "DIR", "tokenizer": None}
 ON_BASE = {"path": "DIR", "base": "DIR/base", "template": "DIR/template.txt"}
 SCORERS = (
-    TinyScorer("pickscore", partial(_clip, act="gelu"), BESIDE),  # it descends from a CLIP of open_clip
-    TinyScorer("clip", _clip, {"path": "DIR"}),
-    TinyScorer("siglip", _siglip, {"path": "DIR"}),
-    TinyScorer("siglip2", _siglip2, {"path": "DIR"}),
-    TinyScorer("hpsv2", _hpsv2, BESIDE),
-    TinyScorer("imagereward", _image_reward, BESIDE),
-    TinyScorer("clap", _clap, {"path": "DIR"}),
-    TinyScorer("aesthetic", _aesthetic, {"path": "DIR", "head": "DIR/head"}),
-    TinyScorer("image_similarity", _dino, {"path": "DIR"}),
-    TinyScorer("image_variety", _dino, {"path": "DIR"}),
-    TinyScorer("geneval_mask2former", _mask2former, {"path": "DIR", "clip": "DIR/clip"}),
-    TinyScorer("hpsv3", _hpsv3, ON_BASE),
-    TinyScorer("editreward", _editreward, {**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]}),
-    TinyScorer("videoalign", _videoalign, ON_BASE),
+    # it descends from a CLIP of open_clip
+    TinyScorer(name="pickscore", write=partial(_network, name="pickscore"), options=BESIDE),
+    TinyScorer(name="clip", write=partial(_network, name="clip"), options={"path": "DIR"}),
+    TinyScorer(name="siglip", write=partial(_network, name="siglip"), options={"path": "DIR"}),
+    TinyScorer(name="siglip2", write=partial(_network, name="siglip2"), options={"path": "DIR"}),
+    TinyScorer(name="hpsv2", write=_hpsv2, options=BESIDE),
+    TinyScorer(name="imagereward", write=_image_reward, options=BESIDE),
+    TinyScorer(name="clap", write=partial(_network, name="clap"), options={"path": "DIR"}),
+    TinyScorer(name="aesthetic", write=_aesthetic, options={"path": "DIR", "head": "DIR/head"}),
+    TinyScorer(name="image_similarity", write=partial(_network, name="dino"), options={"path": "DIR"}),
+    TinyScorer(name="image_variety", write=partial(_network, name="dino"), options={"path": "DIR"}),
+    TinyScorer(name="geneval_mask2former", write=_mask2former, options={"path": "DIR", "clip": "DIR/clip"}),
+    TinyScorer(name="hpsv3", write=_hpsv3, options=ON_BASE),
+    TinyScorer(
+        name="editreward",
+        write=_editreward,
+        options={**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]},
+    ),
+    TinyScorer(name="videoalign", write=_videoalign, options=ON_BASE),
 )
 
 
@@ -450,8 +381,3 @@ def write_scorer(scorer: TinyScorer, folder: Path, seed: int) -> None:
         scorer.write(folder, seed)
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes them for their owner alone
-
-
-def scorer_named(name: str) -> TinyScorer | None:
-    """The scorer of that name, or None."""
-    return next((one for one in SCORERS if one.name == name), None)

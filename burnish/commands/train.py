@@ -56,7 +56,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
 
     Args:
         config: of the run.
-        stop: stop request whose signal handlers are installed; None installs them during training.
+        stop: whose signal handlers are installed; None installs those of one of its own.
 
     Returns:
         0 when all updates are done, 75 when the run was stopped and everything is saved.
@@ -64,7 +64,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
     Raises:
         KeyboardInterrupt: on a second Ctrl-C; the message says what was not saved.
     """
-    with stop or StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
+    with nullcontext(stop) if stop else StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
         folder.claim()
         try:
             finished = False
@@ -106,7 +106,12 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
                 config = folder.with_its_batches(config)
             given, actions = config, actions_of(checkpoint)
             config = changed(config, actions)
-            controller = _controller(config.runtime)(config, store)
+            if config.runtime == "local":
+                controller = Controller(config, store)
+            else:
+                from burnish.runtime.controller import RayController
+
+                controller = RayController(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
                 log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
@@ -162,10 +167,7 @@ def _attempt(
         controller.resume(checkpoint)
     expiry = Expiry(expected, stop, margin=config.trainer.grace_period, saving=lambda: controller.saving)
     hooks = RunHooks(config, folder, controller, checkpoint, expiry, actions)
-    try:
-        folder.begin(config, resumed_at=hooks.recorded)
-    except UserError as error:
-        raise UserError(f"output_dir is {config.output_dir}: {error}") from error
+    folder.begin(config, resumed_at=hooks.recorded)
 
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None or bool(hooks.decided)
@@ -186,15 +188,6 @@ def _attempt(
     if hooks.decided:
         carry_out(folder.alarms_actions, controller.store, actions, hooks.decided)
     return hooks.done and all(one.kind == "stop" for one in hooks.decided)
-
-
-def _controller(runtime: str) -> type[Controller]:
-    """The controller of the option ``runtime``."""
-    if runtime == "local":
-        return Controller
-    from burnish.runtime.controller import RayController
-
-    return RayController
 
 
 def with_steps(config: RunConfig) -> RunConfig:
@@ -257,16 +250,6 @@ def interrupted(folder: RunFolder) -> str:
     return f"interrupted by a second Ctrl-C: {lost}; {again}"
 
 
-def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
-    """What copies and exports every checkpoint, if the options ask for it."""
-    options, followers = config.checkpoint, list[Follower]()
-    if options.copy_to is not None:
-        followers.append(Copies(folder, options))
-    if options.export is not None:
-        followers.append(Exports(folder, options.export))
-    return [Beside(followers, folder, wait=options.wait, option="checkpoint.wait")] if followers else []
-
-
 class RunHooks:
     """What sees every update of a run: validation, checkpoints, the log, trackers, progress.
 
@@ -312,6 +295,11 @@ class RunHooks:
         first = FirstUpdates(folder, None if saved is None else RunFolder(saved.parent))
         alarms = config.alarms and Alarms(config, folder, config.alarms, first, actions, expiry.stop)
         self.decided = alarms.decided if alarms else []  # what alarms do, once the run has been left
+        followers: list[Follower] = []
+        if config.checkpoint.copy_to is not None:
+            followers.append(Copies(folder, config.checkpoint.copy_to))
+        if config.checkpoint.export is not None:
+            followers.append(Exports(folder, config.checkpoint.export))
         self.all: list[Hook] = [
             *([first] if alarms else []),
             self._validation,
@@ -319,7 +307,7 @@ class RunHooks:
             Epochs(folder, config, lambda: controller.items),
             GroupLog(folder, lambda: controller.workers.credited),
             *([alarms] if alarms else []),
-            *beside(config, folder),
+            Beside(followers, folder, wait=config.checkpoint.wait, option="checkpoint.wait"),
             MetricsLog(folder, resumed_at=self.recorded),
             Failures(folder, config.trainer, steps=config.steps),
             self._checkpoints,

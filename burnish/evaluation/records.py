@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -28,7 +28,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from burnish.evaluation.suite import REWARD, Suite
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 
 HEADER, RECORDS, RESULT, MEDIA = "suite.json", "samples.jsonl", "result.json", "media"
@@ -89,12 +89,9 @@ class Folder:
             UserError: the file is damaged.
         """
         try:
-            content = read_object(self.path / HEADER)
+            return TypeAdapter(Header).validate_json((self.path / HEADER).read_bytes(), strict=True)
         except FileNotFoundError:
             return None
-        try:
-            header: Header = TypeAdapter(Header).validate_json(json.dumps(content), strict=True)
-            return header
         except ValidationError:
             raise UserError(
                 f"{self.path / HEADER} is not of this version of Burnish; evaluate into another folder"
@@ -205,18 +202,11 @@ Aggregation = Literal["prompts", "tasks"]
 ByTask = dict[str, dict[str, float]]  # the mean of the samples of a prompt, by task and identity of the prompt
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number, and where it may lie if other prompts of the same kind had been asked."""
-
-    value: float | None  # None: there is none
-    low: float | None = None  # None: too few prompts
-    high: float | None = None
-    prompts: int = 0
+Estimate = dict[str, Any]  # value, prompts, and low and high, between which it may lie; None for what is not known
 
 
 def estimate(values: ByTask, aggregation: Aggregation, name: str) -> Estimate:
-    """A mean with the interval that holds 95 % of the bootstrap.
+    """A mean with the interval that holds 95 % of the bootstrap: as if other prompts of the same kind had been asked.
 
     Args:
         values: the mean of the samples of each prompt, by task, within which prompts are drawn again.
@@ -225,18 +215,26 @@ def estimate(values: ByTask, aggregation: Aggregation, name: str) -> Estimate:
     """
     tasks = [np.asarray(list(own.values())) for _, own in sorted(values.items()) if own]
     count = sum(map(len, tasks))
+    unknown: Estimate = {"value": None, "low": None, "high": None, "prompts": count}
     if not count:
-        return Estimate(None)
+        return unknown
     weights = [len(own) / count if aggregation == "prompts" else 1 / len(tasks) for own in tasks]
     value = math.fsum(weight * math.fsum(own) / len(own) for weight, own in zip(weights, tasks, strict=True))
     if count < FEWEST or min(map(len, tasks)) < 2:
-        return Estimate(value, prompts=count)
+        return unknown | {"value": value}
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     drawn = np.zeros(DRAWS)
     for weight, own in zip(weights, tasks, strict=True):
         drawn += weight * own[generator.integers(0, len(own), (DRAWS, len(own)))].mean(1)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(value, float(low), float(high), count)
+    return {"value": value, "low": float(low), "high": float(high), "prompts": count}
+
+
+def shown(of: Mapping[str, Any], form: str) -> tuple[str, str]:
+    """An estimate in words: the number, and the interval, "" where there is none; ``form`` as in +.3f."""
+    if of.get("value") is None:
+        return "–", ""
+    return f"{of['value']:{form}}", "" if of["low"] is None else f"[{of['low']:{form}}, {of['high']:{form}}]"
 
 
 def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
@@ -253,12 +251,11 @@ def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
         "valid": not reasons,
         "why_not": reasons,
         "unwatched": header.unwatched,
-        "overall": asdict(estimate(by_task(records, metric), header.aggregation, metric)),
+        "overall": estimate(by_task(records, metric), header.aggregation, metric),
         "tasks": {
-            task: asdict(estimate({task: own}, "prompts", metric))
-            for task, own in sorted(by_task(records, metric).items())
+            task: estimate({task: own}, "prompts", metric) for task, own in sorted(by_task(records, metric).items())
         },
-        "columns": {name: asdict(estimate(by_task(records, name), header.aggregation, name)) for name in names},
+        "columns": {name: estimate(by_task(records, name), header.aggregation, name) for name in names},
         "missing": {name: sum(value is None for value in values) for name, values in columns.items()},
         "prompts": len({record["index"] for record in records}),
         "samples": len(records),
@@ -292,11 +289,31 @@ def by_task(records: Sequence[Record], column: str) -> ByTask:
     }
 
 
-def changes(header: Header, before: ByTask, after: ByTask) -> dict[str, Estimate]:
+@dataclass(frozen=True)
+class Evaluation:
+    """A complete evaluation of a suite."""
+
+    header: Header
+    result: dict[str, Any]
+    means: ByTask  # of the suite's primary metric
+
+    @classmethod
+    def read(cls, place: Path) -> Self:
+        """That in a folder.
+
+        Raises:
+            UserError: there is none, or records are missing.
+        """
+        header, records = Folder(place).complete()
+        return cls(header, result_of(header, records), by_task(records, header.primary_metric))
+
+
+def changes(one: Evaluation, other: Evaluation) -> dict[str, Estimate]:
     """What changed between two evaluations, paired by prompt: both had the same noise. Overall, and by task."""
+    header, before = one.header, one.means
     paired = {
         task: {key: value - before[task][key] for key, value in sorted(own.items()) if key in before[task]}
-        for task, own in sorted(after.items())
+        for task, own in sorted(other.means.items())
         if task in before
     }
     name = header.primary_metric

@@ -15,13 +15,9 @@ from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from burnish.config.tasks import DEFAULT
-from burnish.evaluation.suite import REWARD, SanityCheck, Suite, record_prompt
+from burnish.evaluation.suite import REWARD, SanityCheck, Suite
 from burnish.rewards.text.base import Response
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils.errors import UserError
-from burnish.utils.reading import understood
 
 MOST = 4  # pairs of one kind
 SIDE = 256  # pixels of a plain image
@@ -46,18 +42,14 @@ class Question:
 
 
 def questions(suite: Suite, prompts: Sequence[Prompt]) -> list[Question]:
-    """The questions of a suite.
-
-    Raises:
-        UserError: a file of a check can't be read.
-    """
-    made = {"written": _written, "colours": _colours, "clauses": _clauses, "answers": _answers, "pairs": _pairs}
+    """The questions of a suite."""
+    made = {"written": _written, "colours": _colours, "clauses": _clauses, "answers": _answers}
     owners = [label for label in suite.scorers if f"{suite.primary_metric}_".startswith(f"{label}_")]
     scored_by = max(owners, key=len) if owners else REWARD  # the scorer that the primary metric is from
     return [
         Question(about, pairs, check.scorers or [scored_by])
         for check in suite.sanity_checks
-        for about, pairs in made[check.kind](suite, check, prompts)
+        for about, pairs in made[check.kind](check, prompts)
     ]
 
 
@@ -104,7 +96,7 @@ def _crossed(one: Row, other: Row) -> Pairs:
     return [(one, (one[0], other[1])), (other, (other[0], one[1]))]
 
 
-def _written(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
+def _written(check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
     from burnish.rewards.images.ocr import wanted
 
     texts: dict[str, Row] = {}
@@ -118,7 +110,7 @@ def _written(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
         yield f"the written {one[0]!r} and {other[0]!r}", crossed
 
 
-def _colours(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
+def _colours(check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
     # judges that ask several questions read them from the record
     images = [
         (plain(colour), Prompt(text=f"a plain {name} picture",
@@ -130,7 +122,7 @@ def _colours(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
     yield f"plain {', '.join(PLAIN)}", pairs
 
 
-def _clauses(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
+def _clauses(check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
     empty = plain((128, 128, 128))
     nothing, somebody = (
         Prompt(text="a photo of a person", extra=json.dumps({"extra_info": one})) for one in (NOTHING, SOMEBODY)
@@ -139,7 +131,7 @@ def _clauses(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
     yield "an empty image, which shows no person", [((empty, nothing), (empty, somebody))]
 
 
-def _answers(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
+def _answers(check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
     by_label: defaultdict[str | None, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         if prompt.answer is not None:
@@ -153,28 +145,6 @@ def _answers(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Ite
 
 def _letters(prompt: Prompt) -> str:
     return "".join(letter for letter in str(prompt.answer).casefold() if letter.isalnum())
-
-
-def _pairs(suite: Suite, check: SanityCheck, prompts: Sequence[Prompt]) -> Iterator[tuple[str, Pairs]]:
-    for number, record in enumerate(check.records, 1):
-        sides = [record.get(name) for name in ("right", "wrong")]
-        if not all(isinstance(side, str) and side for side in sides):
-            raise UserError(
-                f"record {number} of the sanity checks of suite {suite.name} has no right or no wrong: name both"
-            )
-        prompt = record_prompt(suite, {name: value for name, value in record.items() if name not in ("right", "wrong")})
-        right, wrong = ((_sample(suite, str(side)), prompt) for side in sides)
-        yield f"record {number} of the suite's own pairs", [(right, wrong)]
-
-
-def _sample(suite: Suite, given: str) -> Any:
-    if suite.task != DEFAULT:
-        return Response(given)
-    import numpy as np
-
-    path = Path(suite.folder) / given
-    with understood(f"a sanity check of suite {suite.name} names {path}, which can't be read"):
-        return np.asarray(Media.file(path).image())
 
 
 def plain(colour: tuple[int, int, int]) -> Any:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import pydantic
 from pydantic import Field, model_validator
 
 from burnish.config.errors import wrong_choice
+from burnish.config.load import checked, labelled
+from burnish.config.names import Context
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import merge, nest, parse
-from burnish.data.prompts import prompt_of, read_prompts
-from burnish.data.questions import question, read_questions
-from burnish.data.records import Record
+from burnish.data.prompts import read_prompts
+from burnish.data.questions import read_questions
 from burnish.data.sets import SETS, prepared
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.data import PromptOptions
 from burnish.options.language import LanguageDataOptions, SamplingOptions
-from burnish.registry import fields, known, lookup, names, options, validated, without
+from burnish.registry import Choice, options
 from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
@@ -63,22 +62,17 @@ class Responding(SamplingOptions):
 class SanityCheck:
     """Questions whose right answer is known; see ``burnish.evaluation.sanity_checks``."""
 
-    kind: Literal["written", "colours", "clauses", "answers", "pairs"]
+    kind: Literal["written", "colours", "clauses", "answers"]
     """How they are made: written draws the prompts' answers; colours paints plain images; clauses asks about an
-    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts; pairs are
-    yours."""
+    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts."""
     scorers: list[str] = Field(default_factory=list)
     """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
     primary metric is made of."""
     form: str = "{}"
     """answers: what a response looks like, with {} in the place of the answer."""
-    records: list[dict[str, Any]] = Field(default_factory=list)
-    """pairs: records as the suite's prompts are, each with right and wrong: files of images, or responses."""
 
     @model_validator(mode="after")
     def _is_read(self) -> Self:
-        if (self.kind == "pairs") != bool(self.records):
-            raise ValueError("records are what kind pairs is made of, and are read for no other; give both or neither")
         if self.form != "{}" and self.kind != "answers":
             raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; leave it out")
         if "{}" not in self.form:
@@ -126,7 +120,7 @@ class Suite:
     sanity_checks: list[SanityCheck] = Field(default_factory=list)
     """Questions that a broken scorer answers wrongly; asked before anything is sampled."""
     folder: str = ""
-    """Where the file is, which paths of sanity checks are relative to."""
+    """Where the file is, which paths of prompts are relative to."""
     changed: list[str] = Field(default_factory=list)
     """Options that differ from the suite of this name."""
 
@@ -151,6 +145,28 @@ class Suite:
         content = {name: value for name, value in asdict(self).items() if name not in ("about", "licence", "folder")}
         content["scorers"] = {label: (reward.name, asdict(reward)) for label, reward in self.scorers.items()}
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+@options
+class GeneratorSuite(Suite):
+    """A suite of generators."""
+
+    algorithm_kind: ClassVar[str] = "flow algorithm"
+    reward_kind: ClassVar[str] = "flow reward"
+
+    scorers: dict[str, Annotated[Any, Choice("flow reward")]]
+    """Rewards by label, as in a recipe."""
+
+
+@options
+class LanguageSuite(Suite):
+    """A suite of language models."""
+
+    algorithm_kind: ClassVar[str] = "language algorithm"
+    reward_kind: ClassVar[str] = "language reward"
+
+    scorers: dict[str, Annotated[Any, Choice("language reward")]]
+    """Rewards by label, as in a recipe."""
 
 
 def suite_names() -> list[str]:
@@ -182,10 +198,19 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
     given = dict(overrides or {})
     if further := sorted({"folder", "changed"} & tree.keys()):
         raise UserError(f"{path} has {further[0]}, which is no option of a suite; leave it out")
-    tree = {"name": path.stem} | tree
     pinned = [option for option in given if option.partition(".")[0] in PINNED]
-    tree = merge(tree, nest(given)) | {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
-    return _made(tree, f"suite {named}")
+    beside = {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
+    tree = merge({"name": path.stem} | tree, nest(given)) | beside
+    if tree.get("task", DEFAULT) not in TASKS:
+        raise UserError(f"suite {named}: {wrong_choice('task', tree['task'], list(TASKS))}")
+    if not tree.get("scorers"):
+        raise UserError(f"suite {named} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
+    tree["scorers"] = labelled({"rewards": tree["scorers"]})["rewards"]  # null removes one
+    kind: Any = GeneratorSuite if tree.get("task", DEFAULT) == DEFAULT else LanguageSuite
+    suite: Suite = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
+    if problems := _contradictions(suite):
+        raise UserError("\n".join(f"suite {named}: {problem}" for problem in problems))
+    return suite
 
 
 def check_task(suite: Suite, task: str) -> None:
@@ -210,53 +235,6 @@ def suites_of(config: Any) -> list[Suite]:
     return list(suites.values())
 
 
-def _made(tree: dict[str, Any], what: str) -> Suite:
-    task, scorers = tree.get("task", DEFAULT), tree.get("scorers")
-    if task not in TASKS:
-        raise UserError(f"{what}: {wrong_choice('task', task, list(TASKS))}")
-    if not isinstance(scorers, dict) or not scorers:
-        raise UserError(f"{what} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
-    kind = TASKS[task].config.reward_kind
-    suite: Suite = checked(Suite, tree | {"scorers": {}}, "", what)
-    suite.scorers = {label: _scorer(kind, label, given, what) for label, given in scorers.items() if given is not None}
-    if problems := _contradictions(suite):
-        raise UserError("\n".join(f"{what}: {problem}" for problem in problems))
-    return suite
-
-
-def _scorer(kind: str, label: str, given: Any, what: str) -> Any:
-    if given and not isinstance(given, dict):
-        raise UserError(f"{what}: scorers.{label} is {given!r:.60}; it must contain options, as in {{weight: 1}}")
-    name = (given or {}).get("name", label)
-    if not known(kind, name):
-        raise UserError(f"{what}: {wrong_choice(f'scorers.{label}', name, names(kind))}")
-    return checked(lookup(kind, name), without(given or {}, "name"), f"scorers.{label}.", what)
-
-
-def checked(kind: Any, tree: Any, where: str, what: str) -> Any:
-    """A section of options as an object of its class.
-
-    Raises:
-        UserError: with everything that is wrong in it.
-    """
-    try:
-        return validated(kind, tree)
-    except pydantic.ValidationError as error:
-        problems = [_problem(kind, where, one) for one in error.errors(include_url=False)]
-        raise UserError("\n".join(f"{what}: {problem}" for problem in problems)) from None
-
-
-def _problem(kind: Any, where: str, error: Any) -> str:
-    place, value = where + ".".join(map(str, error["loc"])), error["input"]
-    if error["type"] == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(place.removeprefix(where), list(fields(kind)), n=1)
-        way_out = f"did you mean {near[0]}?" if near else "leave it out"
-        return f"{place} is {value!r:.60}, but there is no such option; {way_out}"
-    words = str(error["msg"]).removeprefix("Value error, ")
-    shown = "" if error["type"] in ("missing", "value_error") else f" is {value!r:.60}"
-    return f"{place.rstrip('.') or 'it'}{shown}: {words[:1].lower()}{words[1:]}; correct it"
-
-
 def _contradictions(suite: Suite) -> list[str]:
     """What in it does not go together."""
     columns = [REWARD]
@@ -273,8 +251,7 @@ def _contradictions(suite: Suite) -> list[str]:
             for label in check.scorers
             if label not in (REWARD, *suite.scorers)
         ]
-        draws = check.kind in ("written", "colours", "clauses")
-        if check.kind != "pairs" and draws != (suite.task == DEFAULT):
+        if (check.kind != "answers") != (suite.task == DEFAULT):
             problems.append(f"sanity_checks of kind {check.kind} are not for task {suite.task}")
     other = "responding" if suite.task == DEFAULT else "drawing"
     if asdict(getattr(suite, other)) != asdict((Responding if other == "responding" else Drawing)()):
@@ -302,20 +279,6 @@ def read_suite_prompts(suite: Suite) -> list[Prompt]:
     return [_instructed(prompt, suite.instruction) for prompt in chosen(suite, prompts)]
 
 
-def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
-    """The prompt of a record of the suite's own file.
-
-    Raises:
-        UserError: something in it is wrong.
-    """
-    record, options = Record(f"a sanity check of suite {suite.name}", Path(suite.folder), values), data_options(suite)
-    try:
-        prompt = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
-    except ValueError as error:
-        raise UserError(f"a sanity check of suite {suite.name} {error}") from None
-    return _instructed(prompt, suite.instruction)
-
-
 def chosen(suite: Suite, prompts: Sequence[Prompt]) -> list[Prompt]:
     """The subset that the suite asks for: always the same prompts, whatever their order in the file."""
     if suite.max_prompts is None or suite.max_prompts >= len(prompts):
@@ -338,7 +301,8 @@ def data_options(suite: Suite) -> Any:
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place
     tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": UNREAD}
-    return checked(kind, tree, "data.", f"suite {suite.name}")
+    where = Context([(f"suite {suite.name}", {})], {}, {}, TASKS[suite.task].config)
+    return checked(kind, tree, where, "data")
 
 
 def _file(suite: Suite, name: str) -> str:

@@ -56,16 +56,13 @@ class StopRequest:
     """In this context the first signal only sets ``requested``, which the loop checks after each update.
 
     A second Ctrl-C interrupts immediately; further signals are ignored, as schedulers send several. Signals
-    are only handled in the main thread. Output that nobody reads any more requests a stop, too. The context is
-    reentrant.
+    are only handled in the main thread. Output that nobody reads any more requests a stop, too.
     """
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        self.insisted = False  # Ctrl-C came twice
-        self._interrupted = False
+        self._interrupts = 0  # how often Ctrl-C came
         self._at_once = False
-        self._entered = 0
         self._previous: dict[signal.Signals, Any] = {}
         self._streams: tuple[Any, Any] = (None, None)
 
@@ -86,18 +83,16 @@ class StopRequest:
                 raise Cancelled
             yield
         except KeyboardInterrupt:
-            if self.insisted or self.requested is None:
+            if self._interrupts > 1 or self.requested is None:
                 raise
             raise Cancelled from None  # Ray turns it into a plain KeyboardInterrupt
         finally:
             self._at_once = before
 
     def __enter__(self) -> Self:
-        self._entered += 1
-        if self._entered == 1:
-            self._streams = sys.stdout, sys.stderr
-            sys.stdout, sys.stderr = _Stream(sys.stdout, self), _Stream(sys.stderr, self)
-        if self._entered == 1 and threading.current_thread() is threading.main_thread():
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Stream(sys.stdout, self), _Stream(sys.stderr, self)
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue  # started by nohup
@@ -105,20 +100,15 @@ class StopRequest:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._entered -= 1
-        if self._entered:
-            return
         for number, handler in self._previous.items():
             # None: the handler was not installed by Python, which can't restore it
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
         sys.stdout, sys.stderr = self._streams
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._interrupted:
-            self.insisted = True
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1 and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._interrupted = self._interrupted or number == signal.SIGINT
         if self.requested is not None:
             _print(f"\n{signal.Signals(number).name}: already stopping, after {self.requested}\n")
             return
@@ -215,18 +205,15 @@ def reclaim_time(options: StepOptions) -> ReclaimTime | None:
     """
     from burnish.options import unix_seconds  # the command line must not wait for pydantic
 
-    times = []
+    given: dict[str, Any] = {name: value for name in VARIABLES if (value := os.environ.get(name))}
     if options.walltime is not None:
-        times = [ReclaimTime(at=unix_seconds(options.walltime), by="trainer.walltime")]
-    else:
-        for name in VARIABLES:
-            if value := os.environ.get(name):
-                try:
-                    times.append(ReclaimTime(at=unix_seconds(float(value)), by=name))
-                except ValueError:
-                    raise UserError(
-                        f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it"
-                    ) from None
+        given = {"trainer.walltime": options.walltime}
+    times = []
+    for name, value in given.items():
+        try:
+            times.append(ReclaimTime(at=unix_seconds(value), by=name))
+        except ValueError:
+            raise UserError(f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it") from None
     first = min(times, key=lambda one: one.at, default=None)
     if first is not None and first.at <= time.time():
         raise UserError(

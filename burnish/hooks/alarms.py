@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -32,6 +33,7 @@ from burnish.types.samples import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
 from burnish.utils.reading import read_file
+from burnish.utils.terminal import cut
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class Alarms(Hook):
         self._active: set[str] = set()
         self._first = first
         self._images: list[bytes] = []  # PNG files of the batch under way
-        self._quotes: list[Quote] = []
+        self._quotes: list[Quote] = []  # and responses
 
     def start(self, done: int) -> None:
         """Go on from the metrics and the alarms of earlier attempts."""
@@ -116,10 +118,10 @@ class Alarms(Hook):
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""
-        self._images, self._quotes = [], []
-        if not isinstance(collected, Rollouts):
-            return
-        self._images, self._quotes = collected.glimpses, collected.quotes
+        if isinstance(collected, Rollouts):
+            self._images, self._quotes = collected.glimpses, collected.quotes
+        else:
+            self._images, self._quotes = [], []
         if self._images and not self.folder.alarm_sheet("first").exists():
             self._write("first")
 
@@ -157,30 +159,29 @@ class Alarms(Hook):
         sheets: tuple[str, ...] = ()
         seen = ""
         if self._images:
-            sheets = ("first.png", f"{update:06d}-{alarm.name}.png")
-            self._write(f"{update:06d}-{alarm.name}")
-            first, now = (self.folder.alarm_sheet(name.removesuffix(".png")) for name in sheets)
-            seen = f"; compare {first} with {now}"
+            files = self.folder.alarm_sheet("first"), self._write(f"{update:06d}-{alarm.name}")
+            sheets, seen = tuple(file.name for file in files), f"; compare {files[0]} with {files[1]}"
         quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
         if quotes:
             seen = "; best rewarded at first: " + ", now: ".join(_best(side) for side in quotes if side)
         self.lines.write(Raised(**vars(alarm), update=update, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
-    def _write(self, name: str) -> None:
+    def _write(self, name: str) -> Path:
+        """A file with the images of the batch."""
         images = [np.asarray(Image.open(io.BytesIO(content))) for content in self._images]
         file = self.folder.alarm_sheet(name)
         with writing(file):
             file.parent.mkdir(exist_ok=True)
             grid(images, columns=4).save(file)
+        return file
 
 
 def _best(quotes: tuple[Quote, ...]) -> str:
     """The response of some that has the highest reward, for the log."""
     one = max(quotes, key=lambda quote: -math.inf if quote.reward is None else quote.reward)
-    text = " ".join(one.response.split())
-    words = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
-    return f'"{words}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
+    reward = "missing" if one.reward is None else f"{one.reward:.3g}"
+    return f'"{cut(" ".join(one.response.split()), LOGGED)}" (reward {reward})'
 
 
 @dataclass
@@ -191,7 +192,7 @@ class First:
     quotes: list[Quote]
 
 
-_FIRST = TypeAdapter(dict[str, First])  # by update
+_FIRST = TypeAdapter(dict[int, First])  # by update
 
 
 class FirstUpdates(Hook):
@@ -220,7 +221,7 @@ class FirstUpdates(Hook):
             return
         try:
             kept = _FIRST.validate_json(read_file(file))
-            self._updates = {int(update): first for update, first in kept.items() if int(update) <= done}
+            self._updates = {update: first for update, first in kept.items() if update <= done}
         except ValueError:
             log.warning("%s is damaged; forms of responses are compared with those of the next updates", file)
         if file != self.folder.alarms_first and self._updates:
@@ -236,9 +237,7 @@ class FirstUpdates(Hook):
             self._updates[update] = First(dict(Counter(forms)), collected.quotes)
             self._keep()
         elif forms:
-            known: Counter[str] = Counter()
-            for first in self._updates.values():
-                known.update(first.forms)
+            known = sum((Counter(first.forms) for first in self._updates.values()), Counter())
             self._unfamiliar = sum(known[form] < FAMILIAR * known.total() for form in forms) / len(forms)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
@@ -248,8 +247,7 @@ class FirstUpdates(Hook):
     def _keep(self) -> None:
         with writing(self.folder.alarms_first):
             self.folder.alarms_first.parent.mkdir(exist_ok=True)
-        kept = {str(update): first for update, first in self._updates.items()}
-        write_atomically(self.folder.alarms_first, _FIRST.dump_json(kept))
+        write_atomically(self.folder.alarms_first, _FIRST.dump_json(self._updates))
 
 
 REWARD = "reward"

@@ -7,6 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread, main_thread
 
@@ -14,7 +15,6 @@ from burnish.checkpoint.files import Manifest, numbered, read_manifest
 from burnish.checkpoint.remote import Remote
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.options import CheckpointOptions
 from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError
 from burnish.utils.terminal import printable
@@ -147,52 +147,51 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-class Copies(Follower):
+class OfCheckpoints(Follower):
+    """Does something with every checkpoint, the newest first."""
+
+    @abstractmethod
+    def is_done(self, checkpoint: Path, manifest: Manifest) -> bool:
+        """Whether that is done with a checkpoint as it is; its manifest changes when a validation is recorded."""
+
+    def pending(self) -> tuple[Path, Manifest] | None:
+        """The newest checkpoint with which it is not done."""
+        for path in sorted(numbered(self.folder.checkpoints), reverse=True):
+            with suppress(OSError, UserError):  # it is being removed, or was never complete
+                manifest = read_manifest(path)
+                if not self.is_done(path, manifest):
+                    return path, manifest
+        return None
+
+
+class Copies(OfCheckpoints):
     """Copies every checkpoint to an address."""
 
     name = "checkpoint_copy"
 
-    def __init__(self, folder: RunFolder, options: CheckpointOptions) -> None:
+    def __init__(self, folder: RunFolder, address: str) -> None:
         super().__init__("checkpoint.copy_to", folder)
-        self.address = options.copy_to or ""
+        self.address = address
         self._remote: Remote | None = None
-        self._copied: dict[str, Manifest] = {}  # by name; a manifest changes when a validation is recorded
+        self._copied: dict[str, Manifest] = {}  # by name
+
+    def is_done(self, checkpoint: Path, manifest: Manifest) -> bool:
+        return self._copied.get(checkpoint.name) == manifest
 
     def work(self, *, last: bool) -> None:
-        """Copy what is not copied yet, the newest first."""
         if self._remote is None:
             self._remote = Remote(self.address)
             there = len(self._remote.updates())  # whoever can't list it learns that now
             log.info("%s: %s", self.option, redacted(f"copies go to {self.address}, which has {there}"))
-        for folder, manifest in iter(self._pending, None):
+        for folder, manifest in iter(self.pending, None):
             try:
                 self._remote.copy(folder)
             except (FileNotFoundError, UserError) as error:
-                if not folder.is_dir():
-                    self.warn(
-                        f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
-                    )
-                    continue
-                if not isinstance(error, UserError):
+                if folder.is_dir() and not isinstance(error, UserError):
                     raise
-                self.warn(str(error))  # damaged on this machine, which no second try changes
-                self._copied[folder.name] = manifest
-                continue
+                removed = f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
+                self.warn(str(error) if folder.is_dir() else removed)  # damaged here: no second try changes that
+            else:
+                self._remote.copy_records(self.folder.path)
+                self.delivered = max(self.delivered, int(folder.name))
             self._copied[folder.name] = manifest
-            self._remote.copy_records(self.folder.path)
-            self.delivered = max(self.delivered, int(folder.name))
-
-    def _pending(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that is not copied as it is."""
-        for path in sorted(numbered(self.folder.checkpoints), reverse=True):
-            manifest = _manifest(path)
-            if manifest is not None and self._copied.get(path.name) != manifest:
-                return path, manifest
-        return None
-
-
-def _manifest(checkpoint: Path) -> Manifest | None:
-    try:
-        return read_manifest(checkpoint)
-    except (OSError, UserError):  # it is being removed, or was never complete
-        return None

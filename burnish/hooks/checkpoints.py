@@ -12,7 +12,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.rl.algorithm import Metrics
-from burnish.utils.disk import writing
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import Cancelled
 
 Evaluate = Callable[[Path, float | None], Metrics]  # of a folder for samples and a guidance scale, None for the run's
@@ -31,9 +31,8 @@ class Validation(Hook):
         scale = self.config.reference_guidance
         if not done and scale is not None:
             metrics = self.evaluate(self.folder.reference, scale)
-            text = json.dumps({"guidance_scale": scale} | metrics, indent=1)
-            with writing(self.folder.reference):
-                (self.folder.reference / "metrics.json").write_text(text)
+            content = json.dumps({"guidance_scale": scale} | metrics, indent=1)
+            write_atomically(self.folder.reference / "metrics.json", content.encode())
 
     def due(self, update: int) -> bool:
         """Whether the policy is evaluated after this update."""

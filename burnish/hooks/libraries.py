@@ -10,7 +10,6 @@ import time
 import wave
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -18,7 +17,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
 from textwrap import indent
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accelerate import PartialState
 from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, TensorBoardTracker, TrackioTracker
@@ -26,9 +25,12 @@ from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
 from burnish.alarms.record import Raised
-from burnish.hooks.trackers import caption_of, file_of, gif, kind_of, output_of, playable, sendable, title_of
+from burnish.hooks.trackers import KINDS, file_of, gif, output_of, playable, sendable, title_of
 from burnish.report.samples import Sample
 from burnish.utils.json_text import flattened
+
+if TYPE_CHECKING:
+    from burnish.hooks.trackers import Delivery
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
@@ -44,18 +46,6 @@ MLFLOW_NAME, MLFLOW_TAG, MLFLOW_PARAM = 250, 5000, 500  # characters that every 
 MLFLOW_PARAMS = 100  # of a request
 
 Outcome = Literal["finished", "stopped", "failed"]  # of a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackedRun:
-    """A run, and how a tracker is to show it."""
-
-    name: str
-    options: Mapping[str, Any]  # of the tracker's section
-    config: Mapping[str, Any]  # every option of the run
-    folder: Path  # for what the tracker's library writes on this machine
-    id: str | None  # by which the tracker knows the run; None for one that it has not seen
-    wait: float  # seconds at its end, where the library has such a limit
 
 
 class Library(ABC):
@@ -89,12 +79,13 @@ class Library(ABC):
 
 def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> Any:
     """What was generated, as an image, clip or sound of W&B, SwanLab or Trackio; None for a response."""
-    file, caption = file_of(sample), caption_of(sample)
+    file, score = file_of(sample), "missing" if sample.reward is None else f"{sample.reward:.4g}"
     if file is None:
         return None
-    if kind_of(file) == "image":
+    caption = f"{score} | {sample.prompt}"
+    if KINDS[file.suffix] == "image":
         return library.Image(str(file), caption=caption)
-    if kind_of(file) == "clip":
+    if KINDS[file.suffix] == "clip":
         return clip(file, caption)
     if library.__name__ != "trackio" and find_spec("soundfile") is None:  # which they don't require, and read them by
         return None
@@ -110,15 +101,15 @@ def _rows(step: int, samples: Sequence[Sample], media: Sequence[Any] = ()) -> li
 class Wandb(Library):
     """A run of W&B, of one id over all resumptions; offline each of them is a folder of its own with that id."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Delivery) -> None:
         import wandb
 
-        options, self._folder, self.id = run.options, run.folder, run.id or token_hex(4)
+        options, self._folder, self.id = run.options, run.place, run.id or token_hex(4)
         if options["mode"] == "offline":  # what tables show waits for wandb sync there
-            os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "data"))
+            os.environ.setdefault("WANDB_DATA_DIR", str(run.place / "data"))
         super().__init__(AccelerateWandb(
-            options["project"], **options["arguments"], name=run.name,
-            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.folder, id=self.id,
+            options["project"], **options["arguments"], name=run.title,
+            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.place, id=self.id,
             resume="allow", reinit="finish_previous",
             # the command line and the remote of a repository may have a token in them
             settings=wandb.Settings(
@@ -133,7 +124,7 @@ class Wandb(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import wandb
 
-        prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "image"] for sample in samples]
+        prompts = [[file for file in sendable(sample.shown[:1]) if KINDS[file.suffix] == "image"] for sample in samples]
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         media = [_media(wandb, sample, self._clip) for sample in samples]
@@ -163,13 +154,13 @@ class Wandb(Library):
 class Swanlab(Library):
     """An experiment of SwanLab, of one id over all resumptions; offline each of them is a folder of its own."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Delivery) -> None:
         import swanlab
 
         options, self.id = run.options, run.id or token_hex(8)
         super().__init__(SwanLabTracker(
-            options["project"], **options["arguments"], name=run.name,
-            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
+            options["project"], **options["arguments"], name=run.title,
+            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.place),
             id=self.id, resume="allow", reinit=True,
             settings=swanlab.Settings(
                 interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"),
@@ -203,9 +194,9 @@ class Swanlab(Library):
 class Trackio(Library):
     """A run of Trackio. It is found again by its name, which therefore ends in something that no other run has."""
 
-    def __init__(self, run: TrackedRun) -> None:
-        options, self._folder = run.options, run.folder
-        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["arguments"].get("space_id")
+    def __init__(self, run: Delivery) -> None:
+        options, self._folder = run.options, run.place
+        self.id, space = run.id or f"{run.title}-{token_hex(3)}", options["arguments"].get("space_id")
         super().__init__(TrackioTracker(
             options["project"], **options["arguments"], name=self.id, config=dict(run.config),
             resume="allow", embed=False,
@@ -233,20 +224,20 @@ class Trackio(Library):
 class Clearml(Library):
     """A task of ClearML, the same one over all resumptions."""
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Delivery) -> None:
         from clearml import Task
 
         options, self._online = run.options, run.options["mode"] == "online"
         os.environ.setdefault("CLEARML_NO_DEFAULT_SERVER", "1")  # which is a public one
         if not self._online:
-            os.environ["CLEARML_CACHE_DIR"] = str(run.folder)
+            os.environ["CLEARML_CACHE_DIR"] = str(run.place)
             Task.set_offline(True)
         Task._report_subprocess_enabled = False  # a process that takes ten seconds to end
         resume: dict[str, Any] = {"reuse_last_task_id": False}
         if run.id is not None:  # 0: steps are counted as they are, and not from the last one
             resume = {"reuse_last_task_id": run.id, "continue_last_task": 0}
         super().__init__(ClearMLTracker(
-            project_name=options["project"], task_name=run.name, tags=options["tags"], **options["arguments"],
+            project_name=options["project"], task_name=run.title, tags=options["tags"], **options["arguments"],
             auto_connect_arg_parser=False, auto_connect_frameworks=dict.fromkeys(CLEARML_RECORDS, False),
             auto_resource_monitoring=False, auto_connect_streams=False, **resume,
         ))  # fmt: skip
@@ -264,7 +255,7 @@ class Clearml(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None:
-                report = self._log.report_image if kind_of(file) == "image" else self._log.report_media
+                report = self._log.report_image if KINDS[file.suffix] == "image" else self._log.report_media
                 report(SAMPLES, str(index), iteration=step, local_path=str(file))
         self._log.report_table(
             GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
@@ -288,7 +279,7 @@ class Mlflow(Library):
     By its client: accelerate's tracker sets the address for the whole process and records the remote of a repository.
     """
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: Delivery) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -296,7 +287,7 @@ class Mlflow(Library):
         address = options["arguments"].get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:  # files: a new database takes seconds to make, and is broken if killed meanwhile
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-            address = run.folder.as_uri()
+            address = run.place.as_uri()
         self._client: Any = MlflowClient(**options["arguments"] | {"tracking_uri": address})
         self.url = address if address.startswith("http") else None
         tags = dict.fromkeys(options["tags"], "true")
@@ -306,7 +297,7 @@ class Mlflow(Library):
             return
         experiment = self._client.get_experiment_by_name(options["project"])
         number = experiment.experiment_id if experiment else self._client.create_experiment(options["project"])
-        self.id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
+        self.id = self._client.create_run(number, run_name=run.title, tags=tags).info.run_id
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flattened(run.config)}
         params = [Param(_allowed(name), text[:MLFLOW_PARAM]) for name, text in texts.items()]
         for begin in range(0, len(params), MLFLOW_PARAMS):
@@ -321,7 +312,7 @@ class Mlflow(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
-            if (file := file_of(sample)) is not None and kind_of(file) == "image":
+            if (file := file_of(sample)) is not None and KINDS[file.suffix] == "image":
                 self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
             elif file is not None:
                 self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
@@ -351,9 +342,8 @@ class Tensorboard(Library):
 
     id = "tensorboard"
 
-    def __init__(self, run: TrackedRun) -> None:
-        super().__init__(TensorBoardTracker("samples", run.folder.parents[1] / "tensorboard"))
-        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+    def __init__(self, run: Delivery) -> None:
+        super().__init__(TensorBoardTracker("samples", run.place.parents[1] / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Nothing: the run has written them."""
@@ -367,41 +357,32 @@ class Tensorboard(Library):
             row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
             rows.append("\n\n".join(f"**{name}**\n\n{indent(text, CODE)}" for name, text in row.items() if text))
             files = {} if file is None else {f"{SAMPLES}/{index}": file}
-            images = [shown for shown in sendable(sample.shown) if kind_of(shown) == "image"]
+            images = [shown for shown in sendable(sample.shown) if KINDS[shown.suffix] == "image"]
             files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(images)}
             for tag, shown in files.items():
-                self._write(step, tag, **self._encoded(shown))
-        self._write_text(step, GENERATIONS, "\n\n---\n\n".join(rows))
+                self._show(step, tag, shown)
+        self.tracker.log({GENERATIONS: "\n\n---\n\n".join(rows)}, step=step)
 
     def log_alarm(self, alarm: Raised) -> None:
-        self._write_text(alarm.update, f"alarms/{alarm.name}", f"**{title_of(alarm)}**\n\n{indent(alarm.text, CODE)}")
+        text = f"**{title_of(alarm)}**\n\n{indent(alarm.text, CODE)}"
+        self.tracker.log({f"alarms/{alarm.name}": text}, step=alarm.update)
 
-    def _encoded(self, file: Path) -> dict[str, Any]:
-        """A file as it is; clips as GIFs."""
-        if kind_of(file) == "sound":
-            with wave.open(str(file), "rb") as opened:
-                rate, channels, length = opened.getframerate(), opened.getnchannels(), opened.getnframes()
-            return {"audio": self._summary.Audio(
-                sample_rate=rate, num_channels=channels, length_frames=length,
-                encoded_audio_string=file.read_bytes(), content_type="audio/wav",
-            )}  # fmt: skip
-        content = gif(file) if kind_of(file) == "clip" else file.read_bytes()
-        with Image.open(io.BytesIO(content)) as opened:
-            width, height = opened.size
-        image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)  # RGB
-        return {"image": image}
-
-    def _write_text(self, step: int, tag: str, markdown: str) -> None:
-        from torch.utils.tensorboard.summary import text
-
-        value = text(tag, markdown).value[0]
-        value.tag = tag  # torch appends to it
-        self._write(step, tag, metadata=value.metadata, tensor=value.tensor)
-
-    def _write(self, step: int, tag: str, **value: Any) -> None:
-        summary = self._summary(value=[self._summary.Value(tag=tag, **value)])
-        self.tracker.writer.file_writer.add_summary(summary, step)
-        self.tracker.writer.flush()
+    def _show(self, step: int, tag: str, file: Path) -> None:
+        """A file as it is; a clip as a GIF."""
+        kind = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        content = gif(file) if KINDS[file.suffix] == "clip" else file.read_bytes()
+        if KINDS[file.suffix] == "sound":
+            with wave.open(str(file), "rb") as sound:
+                value = kind.Value(tag=tag, audio=kind.Audio(
+                    sample_rate=sound.getframerate(), num_channels=sound.getnchannels(),
+                    length_frames=sound.getnframes(), encoded_audio_string=content, content_type="audio/wav",
+                ))  # fmt: skip
+        else:
+            with Image.open(io.BytesIO(content)) as image:
+                value = kind.Value(tag=tag, image=kind.Image(
+                    height=image.height, width=image.width, colorspace=3, encoded_image_string=content,  # RGB
+                ))  # fmt: skip
+        self.tracker.writer.file_writer.add_summary(kind(value=[value]), step)
 
 
 LIBRARIES: dict[str, type[Any]] = {

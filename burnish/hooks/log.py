@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import math
@@ -26,6 +25,7 @@ from burnish.hooks.checkpoints import validation_reward
 from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.report.page import write_report
+from burnish.report.samples import short
 from burnish.tasks.sample_files import write_index
 from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
@@ -102,7 +102,6 @@ class MetricsLog(Hook):
 
 MOST_GROUPS = 64  # of an update
 LONGEST = 500  # characters of a prompt
-DIGITS = 5
 
 
 class GroupLog(Hook):
@@ -142,15 +141,11 @@ def groups_of(batch: Rollouts, advantages: list[float] | None) -> list[dict[str,
             {
                 "group": group, "uid": prompt.uid, "prompt": text[:LONGEST], "source": prompt.source,
                 "samples": [int(batch.sample[row]) for row in members],
-                "rewards": [None if batch.scores.missing[row] else _short(rewards[row]) for row in members],
-                "advantages": [_short(advantages[row]) for row in members],
+                "rewards": [None if batch.scores.missing[row] else short(rewards[row]) for row in members],
+                "advantages": [short(advantages[row]) for row in members],
             }
         )  # fmt: skip
     return groups
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
 class Timeline(Hook):
@@ -193,8 +188,6 @@ class Epochs(Hook):
     def start(self, done: int) -> None:
         """Go on where the run stood after ``done`` updates."""
         self.batches, self._counted = done * self.config.batches_per_update, done
-        if not self.folder.metrics.exists():
-            return
         known = [row[EPOCH] for row in self.folder.read_metrics() if row[STEP] == done and row.get(EPOCH)]
         if known and done:
             self.batches = round(known[-1] * self.items() / self.config.data.train_batch_size)
@@ -228,7 +221,8 @@ class Failures(Hook):
         self._update = 0
         self._last: Failure | None = None
         self._current: list[Failure] = []
-        self._lines, self._written, self._traced = Lines(folder.failures), 0, False
+        self._lines, self._written = Lines(folder.failures), 0
+        self._traced = False  # whether an error with its traceback has been logged
 
     def start(self, done: int) -> None:
         self._learned = done > 0
@@ -353,7 +347,6 @@ class Progress(Hook):
             self._task = self._bar.add_task(f"update {done}/{self.total}", total=self.total, completed=done)
             self._bar.start()
             terminal.bars.append(self._bar)
-            atexit.register(self._bar.stop)  # an error must not leave a terminal without its cursor
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > self.done:
@@ -362,7 +355,13 @@ class Progress(Hook):
             self._ends = [self.clock()]  # the first validation is no update
         validation = _validation(metrics)
         self._validation = validation or self._validation
-        text = self.describe(update, metrics)
+        parts = [f"update {update}/{self.total}"]  # most important first, since a narrow terminal cuts the line
+        if (reward := metrics.get("critic/rewards/mean")) is not None:
+            parts.append(f"reward {_number(reward)}")
+        if len(self._ends) > 1:
+            seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+            parts += [f"{terminal.duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
+        text = " | ".join(filter(None, [*parts, self._validation]))
         if self._bar is not None:
             if validation:
                 self._print(f"update {update}/{self.total} | {validation}")
@@ -375,20 +374,6 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.stop()
             terminal.bars.remove(self._bar)
-            atexit.unregister(self._bar.stop)
-
-    def describe(self, update: int, metrics: dict[str, float]) -> str:
-        """The line of an update, most important first since a narrow terminal cuts it."""
-        parts = [f"update {update}/{self.total}"]
-        reward = metrics.get("critic/rewards/mean")
-        if reward is not None:
-            parts.append(f"reward {_number(reward)}")
-        if len(self._ends) > 1:
-            seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-            parts += [f"{terminal.duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
-        if self._validation:
-            parts.append(self._validation)
-        return " | ".join(parts)
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -33,23 +33,36 @@ QUIET = {  # the terminal is the run's
 
 
 class Delivery(Follower):
-    """One tracker of a run."""
+    """One tracker of a run.
+
+    Attributes:
+        place: folder for what the tracker's library writes on this machine.
+        title: of the run.
+        options: of the tracker's section.
+        config: every option of the run.
+        id: by which the tracker knows the run; None where it has not seen it.
+        wait: seconds at the end, where the library has such a limit.
+    """
 
     def __init__(self, kind: str, config: RunConfig, folder: RunFolder) -> None:
         """Args: ``kind`` of tracker, as its section is called. Nothing is opened before there is something to send."""
         super().__init__(f"trackers.{kind}", folder)
-        self.kind, self.options, self.config = kind, config.trackers, to_dict(config)
-        self._id: str | None = None  # by which the tracker knows the run
+        section, run = getattr(config.trackers, kind), folder.path.absolute()
+        self.kind, self.place = kind, run / "trackers" / kind
+        self.options: dict[str, Any] = {} if isinstance(section, bool) else asdict(section)
+        self.title = self.options.get("name") or run.name
+        self.config, self.samples, self.wait = to_dict(config), config.trackers.samples, config.trackers.wait
+        self.id: str | None = None
         self._library: Any = None
         self._lines: IO[bytes]  # of metrics.jsonl, from which on nothing is sent yet
         self._progress = folder.trackers / f"{kind}.json"
 
     def start(self) -> None:
         os.environ.update(QUIET)
-        (self.folder.trackers / self.kind).mkdir(parents=True, exist_ok=True)
+        self.place.mkdir(parents=True, exist_ok=True)
         with suppress(OSError, ValueError, KeyError, TypeError):  # none, or not written by a run
             progress = parse_json(self._progress.read_bytes())
-            self._id, self.delivered = str(progress["id"]), int(progress["step"])
+            self.id, self.delivered = str(progress["id"]), int(progress["step"])
         super().start()
 
     def left(self) -> str:
@@ -72,17 +85,9 @@ class Delivery(Follower):
             raise
 
     def _open(self) -> None:
-        from burnish.hooks.libraries import LIBRARIES, TrackedRun  # seconds
+        from burnish.hooks.libraries import LIBRARIES  # seconds
 
-        folder, section = self.folder.path.absolute(), getattr(self.options, self.kind)
-        values = {} if isinstance(section, bool) else asdict(section)
-        self._library = LIBRARIES[self.kind](
-            TrackedRun(
-                name=values.get("name") or folder.name, options=values, config=self.config,
-                folder=folder / "trackers" / self.kind,
-                id=self._id, wait=self.options.wait,
-            )
-        )  # fmt: skip
+        self._library = LIBRARIES[self.kind](self)
         self._lines = self.folder.metrics.open("rb")
         self._write_progress()
         if self._library.url:
@@ -93,7 +98,7 @@ class Delivery(Follower):
         values = {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
         self._library.log(update, values | {STEP: float(update)})
         try:
-            if samples := first_samples(self.folder.validation(update), self.options.samples):
+            if samples := first_samples(self.folder.validation(update), self.samples):
                 self._library.log_samples(update, samples)
         except Exception as error:  # of one file, which would fail again
             self.warn(f"samples of update {update}: {text_of(error)}")
@@ -103,8 +108,8 @@ class Delivery(Follower):
         self._write_progress()
 
     def _write_progress(self) -> None:
-        self._id = self._library.id
-        write_atomically(self._progress, json.dumps({"id": self._id, "step": self.delivered}).encode())
+        self.id = self._library.id
+        write_atomically(self._progress, json.dumps({"id": self.id, "step": self.delivered}).encode())
 
 
 class Trackers(Beside):
@@ -183,16 +188,6 @@ def sendable(files: Sequence[Path]) -> list[Path]:
 def output_of(sample: Sample) -> str:
     """The response, or the name of the file that was generated."""
     return sample.image.name if sample.response is None else sample.response
-
-
-def caption_of(sample: Sample) -> str:
-    """One line below an image."""
-    return f"{'missing' if sample.reward is None else f'{sample.reward:.4g}'} | {sample.prompt}"
-
-
-def kind_of(file: Path) -> Kind:
-    """What a file of a validation holds."""
-    return KINDS[file.suffix]
 
 
 def gif(file: Path) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import curves_image
-from burnish.report.media import png, sheet
+from burnish.report.media import png
 from burnish.report.overview import CHOSEN, glimpse, numbers
 from burnish.report.samples import cut, newest, read_samples
 from burnish.report.summary import Summary, algorithm_title
@@ -26,7 +25,7 @@ from burnish.utils.hub import hub_data, hub_name, is_commit
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.terminal import printable
 
-CURVES, SHEET = "card/curves.png", "card/before_after.jpg"
+CURVES = "card/curves.png"
 LONGEST = 600  # characters of a text
 UNKNOWN = "unknown: read the page of the base before you share or use this"
 Files = dict[str, bytes]  # by their path in the folder
@@ -100,19 +99,6 @@ def read_licence(content: Mapping[str, Any], hub: str | None = None) -> dict[str
     return licence if "license" in licence else {}
 
 
-@dataclass(frozen=True)
-class Weights:
-    """What is pushed, and how it is loaded."""
-
-    repo: str  # org/name
-    what: Literal["lora", "merged"]
-    update: int
-    library: str
-    code: Sequence[str]  # Python that loads it
-    serving: Sequence[str]  # a command that serves it
-    licence: dict[str, str]  # of the base, see ``licence_of``
-
-
 def head(library: str, algorithm: str, what: Literal["lora", "merged"], base: str | None, more: dict[str, Any]) -> str:
     """What a card says for programs, as the hub reads it.
 
@@ -130,40 +116,49 @@ def head(library: str, algorithm: str, what: Literal["lora", "merged"], base: st
     return f"---\n{yaml.safe_dump(entries | more, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[str, Files]:
+def card(
+    folder: RunFolder, *, repo: str, what: Literal["lora", "merged"], update: int, library: str, code: Sequence[str],
+    serving: Sequence[str], licence: dict[str, str], samples: bool = True,
+) -> tuple[str, Files]:  # fmt: skip
     """The text of README.md and the images that it shows.
 
     Args:
         folder: of the run.
-        weights: that are pushed.
+        repo: org/name.
+        what: is pushed.
+        update: of the weights.
+        library: that loads them.
+        code: Python that does so.
+        serving: a command that serves them.
+        licence: of the base, see ``licence_of``.
         samples: whether prompts and samples of validations are shown.
     """
-    run = Summary.read(folder, until=weights.update)
+    run = Summary.read(folder, until=update)
     files: Files = {}
     last = run.after or run.before
-    stale = last is not None and last[STEP] != weights.update
-    if (image := curves_image(folder, run)) is not None:
+    if last is not None and (image := curves_image(folder, run)) is not None:
         files[CURVES] = image
-    about = {
-        "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
-        "lead": _lead(run, weights), "facts": list(_facts(run, weights)), "numbers": numbers(run),
-        "verdict": [{"word": kind, "text": text} for kind, text in verdict(run)], "warnings": run.warnings(),
-        "remark": f"These weights are of update {weights.update}; the newest validation before it was after "
-                  f"{last[STEP]}." if last is not None and stale else "",
-        "curves": CURVES if CURVES in files and last is not None else "", "gallery": run.words.samples.capitalize(),
-        "code": Markup("\n".join(weights.code)), "serving": Markup("\n".join(weights.serving)),
-        "footer": Markup(f"Made by `burnish push` of Burnish {__version__}."),
-    }  # fmt: skip
-    return markdown(about | (_samples(folder, run, files) if samples else {})), files
-
-
-def _head(folder: RunFolder, run: Summary, weights: Weights) -> str:
-    base, more = run.config["model"]["path"], dict[str, Any](weights.licence)
+    algorithm, more = run.config["algorithm"]["name"], dict[str, Any](licence)
     if (kind := _pipeline_tag(folder, run)) is not None:
         more["pipeline_tag"] = kind
     if sets := {one.name for path in _files(run, "train_files") if (one := hub_data(path)) is not None}:
         more["datasets"] = sorted(sets)
-    return head(weights.library, run.config["algorithm"]["name"], weights.what, hub_name(base), more)
+    stale = last is not None and last[STEP] != update
+    about = {
+        "card": True, "title": repo.partition("/")[2],
+        "head": Markup(head(library, algorithm, what, hub_name(run.config["model"]["path"]), more) + "\n"),
+        "lead": Markup("{} {} after {} policy updates of {}. {}").format(
+            "A LoRA adapter of" if what == "lora" else "This is", _base(run), update, text(algorithm_title(algorithm)),
+            text(headline(run)),
+        ),
+        "facts": list(_facts(run, licence)), "numbers": numbers(run),
+        "verdict": [{"word": kind, "text": text} for kind, text in verdict(run)], "warnings": run.warnings(),
+        "remark": f"These weights are of update {update}; the newest validation before it was after "
+                  f"{last[STEP]}." if last is not None and stale else "",
+        "curves": next(iter(files), ""), "code": Markup("\n".join(code)), "serving": Markup("\n".join(serving)),
+        "footer": Markup(f"Made by `burnish push` of Burnish {__version__}."),
+    }  # fmt: skip
+    return markdown(about | (_samples(folder, run, files) if samples else {})), files
 
 
 def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
@@ -177,15 +172,6 @@ def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
     return f"{'image' if sample.shown else 'text'}-to-{made}" if made else None
 
 
-def _lead(run: Summary, weights: Weights) -> Markup:
-    """What it is, and in a sentence how it went."""
-    what = "A LoRA adapter of" if weights.what == "lora" else "This is"
-    algorithm = algorithm_title(run.config["algorithm"]["name"])
-    return Markup("{} {} after {} policy updates of {}. {}").format(
-        what, _base(run), weights.update, text(algorithm), text(headline(run))
-    )
-
-
 def _base(run: Summary) -> Markup:
     """The base model; of one in a folder its name alone, since the rest says something about a machine."""
     path = run.config["model"]["path"]
@@ -196,8 +182,8 @@ def _base(run: Summary) -> Markup:
     return Markup("a model from a folder ({})").format(text(Path(path).name))
 
 
-def _facts(run: Summary, weights: Weights) -> Iterator[tuple[str, Any]]:
-    config, licence, words = run.config, weights.licence, run.words
+def _facts(run: Summary, licence: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    config, words = run.config, run.words
     revision, lora = config["model"]["path"].partition("@")[2], config["model"].get("lora")
     yield "base", Markup(_base(run).rstrip(",")) + (f", commit {revision[:8]}" if is_commit(revision) else "")
     title = text(licence.get("license_name") or licence.get("license") or UNKNOWN)
@@ -235,21 +221,20 @@ def _rewards(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
-    """The first prompts before and after; {} where none are kept."""
-    prompts = glimpse(folder, run)
-    if run.before is None or run.after is None or not prompts:
+    """The first prompts before and after, whose images come to the files; {} where none are kept."""
+    if run.before is None or run.after is None:
         return {}
-    about = {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}
-    if not prompts[0]["written"]:
-        if (image := sheet(folder, run.before[STEP], run.after[STEP])) is None:
-            return {}
-        files[SHEET] = image
-        marked = any(sample.exact is not None for sample in run.kept.values())
-        title = f"Left: before training; right: after {run.after[STEP]} updates. {CHOSEN} {run.words.same}"
-        return about | {"sheet_title": title + " Blue: exactly right; red: not." * marked, "sheet": SHEET}
+
+    def added(name: str) -> str | None:
+        if (image := png(folder.path / name)) is None:
+            return None
+        place = f"card/{Path(name).parts[-3]}-{Path(name).stem}.png"
+        files[place] = image
+        return place
+
+    prompts = glimpse(folder, run)
     for prompt in prompts:
-        images = [png(folder.path / name) for name in prompt["shown"]]
-        own = {f"card/question-{prompt['index']:03d}-{i}.png": image for i, image in enumerate(images) if image}
-        prompt["shown"] = list(own)
-        files |= own
-    return about
+        prompt["shown"] = list(filter(None, map(added, prompt["shown"])))
+        for side in prompt["sides"]:
+            side["file"] = added(side["file"]) if side.get("file") else None
+    return {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}

@@ -128,7 +128,7 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[
     """Charts in order, and along what they can be drawn; ``most`` points of a line."""
     listed = list(_validation(folder, run, most))
     rewards = points_of(run, "critic/rewards/mean")
-    shown = {"critic/rewards/mean", *map(trained_key, run.measures())}
+    shown = {"critic/rewards/mean", *map(trained_key, run.measures)}
     constant: dict[str, float] = {}
     alike: dict[tuple[tuple[int, float | None], ...], dict[str, Any]] = {}
     for name in sorted({name for row in run.rows for name in row if not name.startswith(("val-", "training/"))}):
@@ -165,7 +165,7 @@ def points_of(run: Summary, key: str) -> Points:
 
 def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str, Any]]:
     updates = chosen(folder.validations(), MOST_SCORED)
-    for measure in run.measures() or [REWARD]:
+    for measure in run.measures or [REWARD]:
         reward = measure.key == REWARD.key
         sources = {update: by_source(read_scores(folder.validation(update)), measure.column) for update in updates}
         points = points_of(run, measure.key)

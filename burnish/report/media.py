@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageSequence
 
-from burnish.config.run_folder import RunFolder
-from burnish.report.prompts import of_prompt
-from burnish.report.samples import read_samples
 from burnish.types.media import evenly_spaced
-from burnish.utils.images import grid, strip, waveform
+from burnish.utils.images import strip, waveform
 from burnish.utils.media import choose_frames, read_sound
 from burnish.utils.records import leads_out
 from burnish.utils.video import encode_clip, encode_sound
@@ -30,8 +27,7 @@ BUDGET = 14 << 20  # characters of all media on a page
 FRAMES = 120  # of a clip that are read
 SECONDS = 10  # of a sound that are read
 AUDIO_RATE, LOW_RATE = 48000, 16000  # samples per second of a sound that is too large
-PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
-CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
+STRIP = 3  # frames of a clip in one image
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError, ImportError)
 
 Embedded = dict[str, Any]  # addresses of an image, a video and a sound, and the size in pixels
@@ -129,48 +125,13 @@ def _address(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
-    """A JPEG file of samples of the same prompts with the same noise; None if too few can be read.
-
-    Args:
-        folder: of the run.
-        before: update whose validation is on the left.
-        after: the one on the right.
-    """
-    cells: list[np.ndarray] = []
-    labels: list[str] = []
-    verdicts: list[bool | None] = []
-    columns = across = 0
-    for index in sorted({index for index, _ in read_samples(folder.validation(after))})[:PROMPTS]:
-        sides = [of_prompt(folder, update, index) for update in (before, after)]
-        across = STRIP if sides[1][0].image.suffix in CLIPS else 1
-        sides = [side[: EACH if across == 1 else 1] for side in sides]
-        drawn = [[still(sample.image) for sample in side] for side in sides]
-        begun = [still(path) for path in sides[1][0].shown[:1]]
-        row = [*begun, *drawn[0], *drawn[1]]
-        if not drawn[0] or any(image is None for image in row) or (columns and len(row) != columns):
-            continue
-        columns = len(row)
-        cells += [image for image in row if image is not None]
-        labels.append(sides[1][0].prompt)
-        verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
-    if not cells:
-        return None
-    return encoded(grid(cells, columns, labels, verdicts, across=across), quality=90)
-
-
-def still(path: Path) -> np.ndarray | None:
-    """A sample as one image, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
+def png(path: Path) -> bytes | None:
+    """A small PNG file of an image, of some frames of a clip, or of a sound over time; None if it can't be read."""
     try:
         frames, _, sound = read_medium(path)
     except UNREADABLE:
         return None
     if sound is not None and not frames:
-        return waveform(sound[0])
-    return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)]) if path.suffix in CLIPS else frames[0]
-
-
-def png(path: Path) -> bytes | None:
-    """An image of a prompt as a small PNG file; None if it can't be read."""
-    image = still(path)
-    return None if image is None else encoded(_smaller(image), "PNG", optimize=True)
+        frames = [waveform(sound[0])]
+    small = [np.asarray(_smaller(frames[i])) for i in evenly_spaced(len(frames), STRIP)]
+    return encoded(Image.fromarray(strip(small)), "PNG", optimize=True)

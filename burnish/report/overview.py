@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.evaluation.records import HEADER, RECORDS, ByTask, Folder, Header, by_task, changes, result_of
+from burnish.evaluation.records import HEADER, RECORDS, Evaluation, changes, shown
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.runs import NOTES
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
-from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean
+from burnish.report.statistics import REWARD, SPACE, Change, Measure
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
@@ -120,18 +122,16 @@ def numbers(run: Summary) -> dict[str, Any]:
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
         heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
-    measures = run.measures()
     return {
-        "heads": heads, "rows": [_row(run, measure) for measure in measures if not measure.watched],
-        "watched": [_row(run, measure) for measure in measures if measure.watched], "moved": _moved(run, measures),
+        "heads": heads, "rows": [_row(run, measure) for measure in run.measures if not measure.watched],
+        "watched": [_row(run, measure) for measure in run.measures if measure.watched], "moved": _moved(run),
     }  # fmt: skip
 
 
-def _moved(run: Summary, measures: Iterable[Measure]) -> str:
+def _moved(run: Summary) -> str:
     """How many statistics were only watched, and which of them have clearly changed; "" without any."""
-    watched = [measure for measure in measures if measure.watched]
-    pairs = [(measure, measure.of(run.before), measure.of(run.after)) for measure in watched]
-    moved = [one.title for one, a, b in pairs if a is not None and b is not None and one.sign(a, b)]
+    watched = [measure for measure in run.measures if measure.watched]
+    moved = [one.title for one in watched if (change := run.change(one)) is not None and change.sign]
     clear = f"; clear change: {', '.join(moved)}" if moved else "; none has clearly changed" if run.after else ""
     return f"{len(watched)} watched statistic{'s' * (len(watched) > 1)}{clear}" if watched else ""
 
@@ -140,36 +140,36 @@ def _row(run: Summary, measure: Measure) -> dict[str, Any]:
     wanted = {1: "higher is better", -1: "lower is better", 0: measure.about}[measure.better]
     cells = [{"text": measure.show(measure.of(run.before))}]
     if run.after:
-        before, after = measure.of(run.before), measure.of(run.after)
-        cells += [{"text": measure.show(after), "kind": "now"}, _change(measure, before, after)]
+        cells += [{"text": measure.show(measure.of(run.after)), "kind": "now"}, _change(run.change(measure))]
     if run.reference is not None:
         cells.append({"text": measure.show(measure.of(run.reference))})
     return {"title": measure.title, "note": wanted, "cells": cells}
 
 
-def _change(measure: Measure, before: float | None, after: float | None) -> dict[str, str]:
-    if before is None or after is None:
+def _change(change: Change | None) -> dict[str, str]:
+    if change is None:
         return {"text": "–"}
-    sign = measure.sign(before, after)
-    way = sign * measure.better
-    kind = {1: "good", -1: "bad", 0: ""}[way]
-    number, _, chance = measure.change(before, after).removesuffix(f"{SPACE}points").partition(PLUS_MINUS)
-    words = [f"±{SPACE}{chance}"] if chance else ["too few prompts"] if measure.chance == math.inf else []
-    words += ["points"] if measure.percent and measure.chance != math.inf else []
-    text = " ".join(words)
-    if sign:
-        text += {1: ", better", -1: ", worse", 0: ""}[way]
-    elif chance:
-        text += ", no clear change" if abs(after - before) <= measure.chance else ", too little to matter"
-    return {"text": number, "note": text.removeprefix(", "), "kind": kind}
+    number, interval = change.shown()
+    words = [f"±{SPACE}{interval}"] if interval else ["too few prompts"] if change.chance == math.inf else []
+    words += ["points"] if change.measure.percent and change.chance != math.inf else []
+    kind, says = {1: ("good", "better"), -1: ("bad", "worse"), 0: ("", "")}[change.sign * change.measure.better]
+    if interval and not change.sign:
+        may_be_chance = abs(change.after - change.before) <= change.chance
+        says = "no clear change" if may_be_chance else "too little to matter"
+    return {"text": number, "note": ", ".join(filter(None, [" ".join(words), says])), "kind": kind}
 
 
 def sources(run: Summary) -> dict[str, Any] | None:
     """Reward and strictest measure of each data source, if there are several."""
-    names = run.sources()
-    if len(names) < 2 or run.before is None or run.after is None:
+    if run.before is None or run.after is None:
         return None
-    measures = [measure for measure in run.measures() if measure.key in (REWARD.key, run.exact.key)]
+    head, tail = REWARD.key.removesuffix("*").split("*")
+    names = [
+        name.removeprefix(head).rpartition(tail)[0] for name in run.after if name.startswith(head) and tail in name
+    ]
+    if len(names) < 2:
+        return None
+    measures = [measure for measure in run.measures if measure.key in (REWARD.key, run.exact.key)]
     heads = [head for measure in measures for head in (f"{measure.title}, before", "after")]
     rows = []
     for source in names:
@@ -185,21 +185,6 @@ SUITES_ABOUT = (
     "Means over the same prompts with the same noise. Brackets hold 95 % of the bootstrap over prompts; changes are "
     "paired by prompt."
 )
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A complete evaluation of a suite."""
-
-    header: Header
-    result: dict[str, Any]
-    means: ByTask  # of the suite's number
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal where two can be compared: the same prompts, asked and scored the same way."""
-        one = self.header
-        return one.version, one.primary_metric, one.aggregation, one.n, one.prompts_digest, one.digest
 
 
 def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
@@ -220,8 +205,7 @@ def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
 def _read(place: Path) -> Evaluation | None:
     """What is there; None where it is not complete, or was not written by a run."""
     try:
-        header, records = Folder(place).complete()
-        return Evaluation(header, result_of(header, records), by_task(records, header.primary_metric))
+        return Evaluation.read(place)
     except (UserError, TypeError, ValueError, ArithmeticError):
         return None
 
@@ -229,7 +213,8 @@ def _read(place: Path) -> Evaluation | None:
 def _table(evaluations: Mapping[int, Evaluation]) -> dict[str, Any]:
     """Those that can be compared with the last one."""
     last = evaluations[max(evaluations)]
-    by_update = {update: one for update, one in evaluations.items() if one.key == last.key}
+    alike = attrgetter("version", "primary_metric", "aggregation", "n", "prompts_digest", "digest")
+    by_update = {update: one for update, one in evaluations.items() if alike(one.header) == alike(last.header)}
     ends = sorted({min(by_update), max(by_update)})
     header, sides = last.header, [by_update[update] for update in ends]
     values = [one.result["overall"] for one in by_update.values()]
@@ -249,20 +234,15 @@ def _table(evaluations: Mapping[int, Evaluation]) -> dict[str, Any]:
 def _rows(sides: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Values of each evaluation, then the change: overall, and by task."""
     first, last = sides[0], sides[-1]
-    moved = changes(first.header, first.means, last.means) if len(sides) > 1 else {}
+    moved = changes(first, last) if len(sides) > 1 else {}
     rows = []
     for name in ["overall", *(first.result["tasks"] if len(first.result["tasks"]) > 1 else [])]:
         values = [{"overall": side.result["overall"], **side.result["tasks"]}.get(name, {}) for side in sides]
-        cells = [*map(_cell, values), *([_cell(vars(moved[name]), "+")] if name in moved else [])]
+        cells = [*map(_cell, values), *([_cell(moved[name], "+")] if name in moved else [])]
         rows.append({"title": name, "cells": cells})
     return rows
 
 
 def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, str]:
-    value = values.get("value")
-    if value is None or value != value:
-        return {"text": "–"}
-    cell = {"text": f"{value:{sign}.3f}".replace("-", "−")}
-    if values["low"] is not None:
-        cell["note"] = f"[{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]".replace("-", "−")
-    return cell
+    text, interval = (words.replace("-", "−") for words in shown(values, f"{sign}.3f"))
+    return {"text": text} | ({"note": interval} if interval else {})

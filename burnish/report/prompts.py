@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -25,7 +26,6 @@ from burnish.report.samples import (
     short,
     shorts,
 )
-from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
 from burnish.utils.records import RECORD, cached, read_records, stamp
 

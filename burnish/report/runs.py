@@ -25,7 +25,7 @@ from burnish.utils.records import cached, is_number, leads_out, stamp
 LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS = 1000  # of which something is kept in memory
-QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
+QUIET = 300.0  # seconds without a line after which a run whose lock can't be seen counts as stopped
 WITHIN = {
     "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
     "alarms", "trackers",
@@ -61,11 +61,6 @@ def read_configuration(file: Path) -> dict[str, Any]:
                 value = value.get(part) if isinstance(value, dict) else None
             if type(value) not in kinds:
                 raise ConfigError(f"{name} is {value!r:.80}")
-        for name, options in (content.get("rewards") or {}).items():
-            if not isinstance(options, dict | None) or not is_number((options or {}).get("weight", 0)):
-                raise ConfigError(f"rewards.{name} is no reward")
-        if "rank" not in (content["model"].get("lora") or {"rank": 1}):
-            raise ConfigError("model.lora.rank is missing")
     except ConfigError as error:
         raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
     return content
@@ -94,6 +89,12 @@ def find_runs(root: Path) -> dict[str, Path]:
         elif len(name.parts) >= DEEPEST:
             below.clear()
     return runs
+
+
+def run_rows(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """What the table of runs says of each; those that run are first, then those that changed last."""
+    rows = [run_row(name, path) for name, path in runs.items()]
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
 
 def run_row(name: str, path: Path) -> dict[str, Any]:
@@ -160,29 +161,19 @@ def _read_progress(file: Path) -> dict[str, Any]:
 
 def state(folder: RunFolder, updates: int, planned: int) -> str:
     """``running``, ``finished`` or ``stopped``; the lock is only looked at, since a run that starts must get it."""
-    claim, text = folder.path / CLAIM, ""
+    claim, text, locks = folder.path / CLAIM, "", ""
     with suppress(OSError, ValueError):
         text = claim.read_text(encoding="utf-8")[:200] if claim.is_file() and not claim.is_symlink() else ""
-    known = re.match(r"process (\d+) on (\S+)", text)
+        locks = Path("/proc/locks").read_text(encoding="utf-8")
+    owner = re.match(r"process \d+ on (\S+)", text)
     done = "finished" if updates and updates >= planned else "stopped"
-    if known is None:
+    if owner is None:
         return done
-    if known[2] == socket.gethostname():
-        return "running" if _locked(claim, int(known[1])) else done
+    if owner[1] == socket.gethostname() and locks:
+        held = any("FLOCK" in line and f":{claim.stat().st_ino} " in line for line in locks.splitlines())
+        return "running" if held else done
     quiet = time.time() - stamp(folder.metrics)[0] / 1e9
     return "running" if done == "stopped" and quiet < QUIET else done
-
-
-def _locked(file: Path, process: int) -> bool:
-    """Whether a process holds a file's lock, as Linux tells; elsewhere, whether the process is there."""
-    try:
-        held, inode = Path("/proc/locks").read_text(encoding="utf-8"), file.stat().st_ino
-        return any(f":{inode} " in line for line in held.splitlines() if "FLOCK" in line)
-    except OSError:
-        with suppress(OSError, OverflowError):
-            os.kill(process, 0)
-            return True
-        return False
 
 
 # several runs beside each other

@@ -7,13 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean as mean
 from typing import Any
 
 from burnish.report.samples import Interval, Sample, Samples, Score, Scores
 from burnish.types.samples import MARKS, TAG
 
 SPACE = "\N{NO-BREAK SPACE}"
-PLUS_MINUS = f"{SPACE}±{SPACE}"
 VOTE = re.compile(r"val-(?:core|aux)/.+/([^/]+)/maj@(\d+)/mean")
 
 Row = dict[str, Any]
@@ -29,7 +29,6 @@ class Measure:
     percent: bool = False
     enough: float = 0.005  # smallest change that counts
     relative: bool = False  # whether ``enough`` is relative to the value before
-    chance: float = 0.0  # changes below this may be chance; infinity if unknown
     digits: int = 3  # decimals
     watched: bool = False  # one of ``STATISTICS`` without a weight; reports fold it
     about: str = ""  # what a statistic counts, and in which unit
@@ -44,29 +43,47 @@ class Measure:
         named = {VARIETY.key: "variety", LENGTH.key: "tokens"}
         return named.get(self.key) or self.key.split("/")[-2]
 
-    def sign(self, before: float, after: float) -> int:
-        """1 for a significant rise, -1 for a significant fall, else 0."""
-        enough = max(self.enough * abs(before) if self.relative else self.enough, self.chance)
-        return 0 if abs(after - before) < enough else 1 if after > before else -1
+    def number(self, value: float) -> str:
+        """The value as text, without its unit."""
+        digits = self.digits - 2 if self.percent else self.digits if abs(value) < 100 else 1
+        return f"{100 * value if self.percent else value:.{digits}f}".replace("-", "−")
 
     def show(self, value: float | None) -> str:
         """The value as text."""
         if value is None:
             return "–"
-        if self.percent:
-            return f"{100 * value:.{self.digits - 2}f}{SPACE}%".replace("-", "−")
-        digits = self.digits if abs(value) < 100 else 1
-        return f"{value:.{digits}f}".replace("-", "−")
+        return f"{self.number(value)}{SPACE}%" if self.percent else self.number(value)
 
-    def change(self, before: float, after: float) -> str:
-        """The change with its sign and confidence interval: +1.1 ± 1.9 points."""
-        unit = 10.0**-self.digits  # the difference of what is shown, not of what was rounded for it
-        number, _, points = self.show(abs(round(after / unit) - round(before / unit)) * unit).partition(SPACE)
-        sign = "" if not float(number) else "+" if after > before else "−"
-        words = f"{sign}{number}"
-        if 0 < self.chance < math.inf:
-            words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
-        return f"{words}{SPACE}points" if points else words
+
+@dataclass(frozen=True)
+class Change:
+    """A measure before and after training."""
+
+    measure: Measure
+    before: float
+    after: float
+    chance: float  # smaller changes may be chance; infinity if unknown
+
+    @property
+    def small(self) -> bool:
+        """Whether it is too little to matter, be it chance or not."""
+        enough = self.measure.enough * (abs(self.before) if self.measure.relative else 1)
+        return abs(self.after - self.before) < enough
+
+    @property
+    def sign(self) -> int:
+        """1 for a significant rise, -1 for a significant fall, else 0."""
+        if self.small or abs(self.after - self.before) < self.chance:
+            return 0
+        return 1 if self.after > self.before else -1
+
+    def shown(self) -> tuple[str, str]:
+        """How much, with a sign; and half of the confidence interval, "" where it is unknown."""
+        measure, unit = self.measure, 10.0**-self.measure.digits
+        # the difference of what is shown, not of what was rounded for it
+        number = measure.number(abs(round(self.after / unit) - round(self.before / unit)) * unit)
+        sign = "" if not float(number) else "+" if self.after > self.before else "−"
+        return f"{sign}{number}", measure.number(self.chance) if 0 < self.chance < math.inf else ""
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)
@@ -132,11 +149,6 @@ MOST = 3  # lost patterns that are listed
 ALIKE = 0.7  # overlap of responses above which two patterns count as one
 PATTERNS = ["tag", "mark", "opening", "phrase"]  # most telling first
 PHRASE = 4  # words of a phrase
-
-
-def mean(values: Sequence[float]) -> float:
-    """0 of none."""
-    return math.fsum(values) / max(len(values), 1)
 
 
 def _variance(values: Sequence[float]) -> float:

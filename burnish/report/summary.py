@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +29,7 @@ from burnish.report.statistics import (
     STATISTICS,
     STRICT,
     VARIETY,
+    Change,
     Measure,
     PassAtK,
     Pattern,
@@ -80,7 +81,7 @@ class Summary:
     config: dict[str, Any]
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
-    doubt: dict[str, float] = field(default_factory=dict)  # ``Measure.chance`` by key
+    doubt: dict[str, float] = field(default_factory=dict)  # ``Change.chance`` by the key of a measure
     lost_patterns: list[Pattern] = field(default_factory=list)  # of responses
     kept: Samples = field(default_factory=dict)  # of the newest validation
     alarms: list[Raised] = field(default_factory=list)
@@ -102,7 +103,7 @@ class Summary:
         if run.before is not None and run.after is not None:
             places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
             first, last = map(read_scores, places)
-            run.doubt = {measure.key: chance(first, last, measure.column) for measure in run.measures()}
+            run.doubt = {measure.key: chance(first, last, measure.column) for measure in run.measures}
             run.lost_patterns = lost_patterns(*map(read_samples, places))
             exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
             run.pass_at_k = pass_at_k(first, last, exact)
@@ -165,6 +166,7 @@ class Summary:
         """Time of all updates and of the validations between them."""
         return self.used[-1][2] if self.used else 0.0
 
+    @cached_property
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
         measures = [REWARD]
@@ -184,20 +186,13 @@ class Summary:
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
         measures.sort(key=lambda measure: places.get(measure.key, order.index(None)))
-        return [
-            self.doubted(measure) for measure in measures if any(measure.of(row) is not None for row in self.validated)
-        ]
+        return [measure for measure in measures if any(measure.of(row) is not None for row in self.validated)]
 
-    def sources(self) -> list[str]:
-        """The data sources of the last validation."""
-        head, _, tail = REWARD.key.partition("*")
-        end = tail.removesuffix("*")
-        last = self.validated[-1] if self.validated else {}
-        return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
-
-    def doubted(self, measure: Measure) -> Measure:
-        """The measure with its confidence interval."""
-        return replace(measure, chance=self.doubt.get(measure.key, 0.0))
+    def change(self, measure: Measure) -> Change | None:
+        """How it changed between the validations before and after; None where either is missing."""
+        before, after = measure.of(self.before), measure.of(self.after)
+        doubt = self.doubt.get(measure.key, 0.0)
+        return None if before is None or after is None else Change(measure, before, after, doubt)
 
     def sentence(self) -> str:
         """What was trained, in one sentence."""
@@ -211,10 +206,10 @@ class Summary:
         drawn = self.used[-1][1] if self.used else 0
         done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
         begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
-        time = duration(self.seconds)
+        time, count = duration(self.seconds), f"{drawn:,.0f}".replace(",", " ")
         if self.judges:
-            return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
-        pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
+            return f"{begin} as a reward model for {done} of {prompts} records: {count} responses in {time}."
+        pace = f"{count} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
         rewards = " + ".join(self._weighted())
         return f"{begin} on {rewards} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
 
@@ -228,11 +223,11 @@ class Summary:
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
-        incomplete = [(row[STEP], row.get("val-aux/missing") or 0) for row in self.rows]
-        for update, share in incomplete:
-            if share:
-                whose = f"{100 * share:.1f} % of its {self.words.samples}"
-                warnings.append(f"Validation {update} lacks the reward of {whose}.")
+        warnings += [
+            f"Validation {row[STEP]} lacks the reward of {100 * share:.1f} % of its {self.words.samples}."
+            for row in self.rows
+            if (share := row.get("val-aux/missing"))
+        ]
         notes = Counter(sample.note for sample in self.kept.values() if sample.reward is None and sample.note)
         if warnings and notes:
             warnings.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
@@ -275,10 +270,6 @@ def _read_reference(folder: RunFolder) -> Row | None:
 def algorithm_title(name: str) -> str:
     """An algorithm's name as its paper writes it."""
     return TITLES.get(name) or name.upper().replace("_", "-")
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ")
 
 
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:

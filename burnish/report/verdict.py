@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from burnish.config.run_folder import STEP
-from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, SPACE, VARIETY, Measure
+from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, SPACE, VARIETY, Change, Measure
 from burnish.report.summary import Summary
 
 FEW = "too few prompts were evaluated to tell it from chance"
@@ -58,41 +58,19 @@ FORMED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Change:
-    """A measure before and after training, with what of it may be chance."""
+def _case(change: Change) -> Case:
+    """What is to be said of a change."""
+    if change.sign:
+        return "rose" if change.sign == 1 else "fell"
+    return "unknown" if change.chance == math.inf else "small" if change.small else "unclear"
 
-    measure: Measure
-    before: float
-    after: float
 
-    @classmethod
-    def of(cls, run: Summary, measure: Measure) -> Change | None:
-        """None where either is missing."""
-        before, after = measure.of(run.before), measure.of(run.after)
-        return None if before is None or after is None else cls(run.doubted(measure), before, after)
-
-    @property
-    def sign(self) -> int:
-        """1 for a significant rise, -1 for a significant fall, else 0."""
-        return self.measure.sign(self.before, self.after)
-
-    @property
-    def small(self) -> bool:
-        """Whether it is too little to matter, be it chance or not."""
-        return replace(self.measure, chance=0.0).sign(self.before, self.after) == 0
-
-    @property
-    def case(self) -> Case:
-        """What is to be said of it."""
-        if self.sign:
-            return "rose" if self.sign == 1 else "fell"
-        return "unknown" if self.measure.chance == math.inf else "small" if self.small else "unclear"
-
-    def text(self, form: str, **more: object) -> str:
-        """A sentence with {before}, {after} and {change} filled in."""
-        show, change = self.measure.show, self.measure.change(self.before, self.after)
-        return form.format(before=show(self.before), after=show(self.after), change=change, **more)
+def _text(change: Change, form: str, **more: object) -> str:
+    """A sentence with {before}, {after} and {change} filled in."""
+    measure, (number, interval) = change.measure, change.shown()
+    points = f"{SPACE}points" if measure.percent else ""
+    shown = f"{number}{SPACE}±{SPACE}{interval}{points}" if interval else f"{number}{points}"
+    return form.format(before=measure.show(change.before), after=measure.show(change.after), change=shown, **more)
 
 
 def verdict(run: Summary) -> Iterator[tuple[Kind, str]]:
@@ -122,43 +100,49 @@ def headline(run: Summary) -> str:
     """The verdict in one sentence; "" before there are two validations."""
     if run.before is None or run.after is None:
         return ""
-    reward, *watched = [Change.of(run, measure) for measure in run.measures()]
-    known = [change for change in watched if change is not None]
-    worse = " and ".join(change.measure.title.lower() for change in known if change.measure.better * change.sign < 0)
-    patterns = ", ".join(pattern.what for pattern in run.lost_patterns)
-    rare = f" Disappearing pattern{'s' * (len(run.lost_patterns) > 1)}: {patterns}." if patterns else ""
-    names = ", ".join(raised.name.replace("_", " ") for raised in run.active)
-    alarms = f" Look at the alarm{'s' * (len(run.active) > 1)}: {names}." if names else ""
-    learned = {
-        1: "It learned what it was trained for; nothing else was watched.",
-        0: "No clear change in what it was trained for" + (f", and {worse} got worse." if worse else "."),
-        -1: "It got worse at what it was trained for.",
-    }[reward.sign if reward is not None else 0]
-    if reward is not None and reward.sign == 1 and known:
+    reward, *others = [run.change(measure) for measure in run.measures]
+    watched = [change for change in others if change is not None]
+    worse = " and ".join(change.measure.title.lower() for change in watched if change.measure.better * change.sign < 0)
+    sign = 0 if reward is None else reward.sign
+    if sign == 0:
+        text = f"No clear change in what it was trained for{f', and {worse} got worse' if worse else ''}."
+    elif sign < 0:
+        text = "It got worse at what it was trained for."
+    elif watched:
         end = f"at a price: {worse} got worse." if worse else "and nothing that was watched got worse."
-        learned = f"It learned what it was trained for, {end}"
-    return learned + alarms + rare
+        text = f"It learned what it was trained for, {end}"
+    else:
+        text = "It learned what it was trained for; nothing else was watched."
+    if run.active:
+        names = ", ".join(raised.name.replace("_", " ") for raised in run.active)
+        text += f" Look at the alarm{'s' * (len(run.active) > 1)}: {names}."
+    if run.lost_patterns:
+        patterns = ", ".join(pattern.what for pattern in run.lost_patterns)
+        text += f" Disappearing pattern{'s' * (len(run.lost_patterns) > 1)}: {patterns}."
+    return text
 
 
 def _of_measure(run: Summary, measure: Measure, texts: Texts) -> Iterator[tuple[Kind, str]]:
-    change = Change.of(run, measure)
+    change = run.change(measure)
     if change is not None and (change.before or measure is not VARIETY):
-        case = "small" if change.case == "unknown" and change.small and "unknown" not in texts else change.case
-        kind, text = texts.get(case, texts["unclear"])
+        case = _case(change)
+        if case not in texts:
+            case = "small" if change.small else "unclear"
+        kind, text = texts[case]
         less = 100 * (1 - change.after / change.before) if change.before else 0.0
-        yield kind, change.text(text, words=run.words, Samples=run.words.samples.capitalize(), less=less)
+        yield kind, _text(change, text, words=run.words, Samples=run.words.samples.capitalize(), less=less)
 
 
 def _form(run: Summary) -> Iterator[tuple[Kind, str]]:
     """How much of a rise is format alone."""
-    form, given = Change.of(run, FORMAT), Change.of(run, GIVEN)
+    form, given = run.change(FORMAT), run.change(GIVEN)
     if form is None or given is None:
         return
-    text = form.text("The form that was asked for is kept by {after} of the responses ({before} before). ")
-    text += given.text("Among those that keep it, {after} are right ({before} before; {change})")
-    case = "small" if given.small and not given.sign else given.case
+    text = _text(form, "The form that was asked for is kept by {after} of the responses ({before} before). ")
+    text += _text(given, "Among those that keep it, {after} are right ({before} before; {change})")
+    case = "small" if given.small else _case(given)
     end = "what was learned is the form" if case == "small" and form.sign == 1 else FORMED[case]
-    yield RIGHT[given.case][0], f"{text}: {end}."
+    yield RIGHT[_case(given)][0], f"{text}: {end}."
 
 
 def _pass_at_k(run: Summary) -> Iterator[tuple[Kind, str]]:
@@ -179,7 +163,7 @@ def _pass_at_k(run: Summary) -> Iterator[tuple[Kind, str]]:
 
 def _guidance(run: Summary) -> Iterator[tuple[Kind, str]]:
     """Comparison with guidance alone, without training."""
-    reached, reward = REWARD.of(run.reference), Change.of(run, REWARD)
+    reached, reward = REWARD.of(run.reference), run.change(REWARD)
     if run.reference is None or reached is None or reward is None:
         return
     own = run.config.get("rollout", {}).get("guidance_scale", 1.0)
@@ -189,9 +173,9 @@ def _guidance(run: Summary) -> Iterator[tuple[Kind, str]]:
     scale = run.reference["guidance_scale"]
     text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}."
     half = ", at half the cost" if own == 1 else ""
-    if reward.measure.chance == math.inf:
+    if reward.chance == math.inf:
         yield "weigh", f"{text} Whether the trained model is level with that is unknown: {FEW}."
-    elif reward.measure.sign(reached, reward.after) == 1:
+    elif replace(reward, before=reached).sign == 1:
         yield "gained", f"{text} The trained model is beyond that{half}."
     elif reward.after >= reached:  # a model that has not risen was so before
         yield "gained" if reward.sign == 1 else "weigh", f"{text} The trained model is level with that{half}."
@@ -206,7 +190,7 @@ def _peak(run: Summary) -> Iterator[tuple[Kind, str]]:
     rewards = {row[STEP]: reward for row in run.validated if (reward := REWARD.of(row)) is not None}
     best = max(rewards, key=lambda update: rewards[update])
     fell = rewards[best] - (REWARD.of(run.after) or 0.0)
-    if best > 0 and fell >= max(FELL_BACK, run.doubted(REWARD).chance):
+    if best > 0 and fell >= max(FELL_BACK, run.doubt.get(REWARD.key, 0.0)):
         kept = bool(run.config.get("checkpoint", {}).get("keep_best"))
         text = f"The best validation came earlier: {REWARD.show(rewards[best])} after update {best}."
         yield "lost", text + " The checkpoint nearest to the best validation is kept in checkpoints." * kept

@@ -16,7 +16,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Kind, Sound
 from tests.support.processes import holds_nothing_up
-from tests.support.scorers import scorer_named, tiny_reward
+from tests.support.scorers import SCORERS, tiny_reward
 from tests.support.tiny_run import burnish
 
 ELSEWHERE = {"remote", "judge_endpoint", "environment", "latent_norm"}  # read more than samples, or ask servers
@@ -36,7 +36,7 @@ OF_RESPONSES: dict[str, dict[str, Any]] = {"function": {"path": "{files}/rewards
 
 
 def made(kind: str, name: str, files: Path, table: dict[str, dict[str, Any]]) -> Any:
-    if scorer_named(name) is not None:
+    if name in {one.name for one in SCORERS}:
         return tiny_reward(name)
     given = table.get(name, {})
     if name in ("judge", "reward_model"):

@@ -6,7 +6,6 @@ import statistics
 
 import pytest
 import yaml
-from PIL import Image
 
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -108,8 +107,8 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     ({"scorers": {"exact": {"ignore": True}}, "primary_metric": "exact"}, ["scorers.exact.ignore"]),
     ({"primary_metric": "format"}, ["primary_metric is format", "reward, mine"]),
     ({"task": "text-to-text"}, ["task is text-to-text"]),
-    ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
-    ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean answer_key"]),
+    ({"responding": {"temperature": "many"}}, ["responding.temperature is many"]),
+    ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean data.answer_key"]),
     ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
     ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
     ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
@@ -124,7 +123,6 @@ def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
 
 
 ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
-CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
 
 
 @pytest.mark.parametrize(("scorer", "sanity_checks", "why"), [
@@ -137,12 +135,9 @@ CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
     ("near", [{"kind": "colours"}], ""),
     ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
     ("constant", [{"kind": "clauses"}], "the same"),
-    ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
 ])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
     half = "language" if sanity_checks is ANSWERS else "generators"
-    for name in ("red", "blue"):
-        Image.new("RGB", (8, 8), name).save(suites.folder / f"{name}.png")
     asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks)
     result = suites.evaluate("out", half=half)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.commands.tiny import SCORERS, scorer_named, write_scorer
+from burnish.commands.tiny import SCORERS, write_scorer
 from burnish.registry import lookup
 from burnish.rewards.images.learned import LearnedReward
 from burnish.types.media import Media
@@ -42,9 +42,9 @@ def tiny_reward(name: str, folder: Path | None = None, **options: Any) -> Any:
 
 def with_tiny_scorers(config: Any) -> list[str]:
     """Overrides that give the learned rewards of a configuration tiny checkpoints, on the CPU."""
-    found = []
+    found, named = [], {one.name: one for one in SCORERS}
     for label, reward in config.rewards.items():
-        if isinstance(reward, LearnedReward) and (tiny := scorer_named(reward.name)) is not None:
+        if isinstance(reward, LearnedReward) and (tiny := named.get(reward.name)) is not None:
             # what a recipe takes of CLIP, it gets of the tiny network of that reward
             given = tiny.given(checkpoint(reward.name)) | {"device": "cpu"}
             found += [f"rewards.{label}.{name}={'null' if one is None else one}" for name, one in given.items()]

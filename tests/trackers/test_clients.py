@@ -113,9 +113,10 @@ def test_tensorboard(tmp_path, monkeypatch):
     assert [(one.step, one.width, one.height) for one in shown.Images("val/samples/0")] == [(0, 24, 16), (3, 24, 16)]
     (sound,) = shown.Audio("val/samples/1")
     assert (sound.step, sound.sample_rate, sound.length_frames) == (6, 8000, 800)
-    assert [one.step for one in shown.Tensors("alarms/dark_share")] == [4, 7, 9]
+    assert [one.step for one in shown.Tensors("alarms/dark_share/text_summary")] == [4, 7, 9]
     # indented, so that TensorBoard's Markdown shows what a model says as it is
-    assert "\n    **five** <b>0</b>" in shown.Tensors("val/generations")[-1].tensor_proto.string_val[0].decode()
+    said = shown.Tensors("val/generations/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "\n    **five** <b>0</b>" in said
 
 
 @needs("clearml")
