@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from burnish.config.hub import missing_model, missing_scorers
 from burnish.config.run import RunConfig
@@ -13,6 +14,7 @@ from burnish.data.sets import named_by
 from burnish.data.values import check_template
 from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import is_address, library_complaint
+from burnish.utils.disk import write_error
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
 from burnish.utils.installed import missing, optimizer_complaint, quantization_complaint
@@ -109,10 +111,11 @@ def _prompts(option: str, config: RunConfig) -> None:
 def _output(config: RunConfig) -> None:
     folder = checked_path(config.output_dir, "output_dir").absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is not writable; give another folder")
+    try:
+        with TemporaryDirectory(prefix=".burnish-", dir=nearest):  # permissions alone don't tell on every disk
+            pass
+    except OSError as error:
+        raise UserError(f"output_dir is {config.output_dir}: {write_error(nearest, error)}") from None
     check_run_folder(config.output_dir)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.run import RunConfig
-from burnish.config.yaml_text import parse
+from burnish.config.yaml_text import at, parse
 from burnish.language.model.tokenizer import INDEX as TOKENIZER
 from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import LearnedReward
@@ -47,7 +47,7 @@ def with_models(config: RunConfig) -> RunConfig:
     for place, section, source, model in _models(pinned):
         if model is None:
             continue
-        before, _, known = str(_at(recorded, place).get(source.option)).partition("@")
+        before, _, known = str(at(recorded, *place, source.option)).partition("@")
         if before == model.name and not is_commit(model.revision) and is_commit(known):
             model = replace(model, revision=known)
         setattr(section, source.option, f"{model.name}@{model.folder().name}")
@@ -90,7 +90,7 @@ def _left_out(config: RunConfig, recorded: Any) -> list[str]:
     lacking = {label for label, model in models if model is not None and model.cached() is None}
     learned = {label: one for label, one in config.rewards.items() if isinstance(one, LearnedReward)}
     others = [(one.name, one.path) for one in learned.values() if not one.if_cached]
-    begun = recorded.get("rewards") if isinstance(recorded, dict) else None
+    begun = at(recorded, "rewards")
     return [
         label
         for label, one in learned.items()
@@ -131,13 +131,3 @@ def _recorded(config: RunConfig) -> Any:
         folder = checked_path(config.resume, "resume").resolve().parents[1]
     file: Path = folder / CONFIG
     return parse(read_text(file)) if file.is_file() else {}
-
-
-def _at(tree: Any, place: Place) -> dict[str, Any]:
-    """A section of a written configuration; {} if it is not there."""
-    for step in place:
-        try:
-            tree = tree[step]
-        except (KeyError, IndexError, TypeError):
-            return {}
-    return tree if isinstance(tree, dict) else {}

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from burnish.config.checks import problems
 from burnish.config.hardware import Origin
@@ -66,16 +66,15 @@ class TrackerOptions:
     """Further arguments of what opens the run, by name: entity and group of wandb.init, workspace of swanlab.init,
     space_id of trackio.init, tracking_uri of MlflowClient, and so on."""
 
-    @field_validator("arguments")
-    @classmethod
-    def _hold_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
-        held = [name for name, one in value.items() if SECRET.search(name) or (isinstance(one, str) and secret_in(one))]
-        if held:
-            raise ValueError(
-                f"arguments has {held[0]} with a secret, which would be saved; set the library's variable of the "
-                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD"
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            (
+                SECRET.search(name) or (isinstance(value, str) and secret_in(value)),
+                f"arguments has {name} with a secret, which would be saved; set the library's variable of the "
+                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD",
             )
-        return value
+            for name, value in self.arguments.items()
+        ]
 
 
 @options
@@ -198,13 +197,6 @@ class RunConfig:
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
     origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
-
-    @field_validator("resume")
-    @classmethod
-    def _resumes_at_an_address(cls, value: str) -> str:
-        if is_address(value) and (complaint := address_complaint(value)):
-            raise ValueError(f"resume is {value}, {complaint}")
-        return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
@@ -421,7 +413,9 @@ class RunConfig:
         columns = tuple(weights) or (component_names(self.rewards) if needs.reads else ())
         watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
         sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
+        elsewhere = address_complaint(self.resume) if is_address(self.resume) else ""
         return [
+            (elsewhere, f"resume is {self.resume}, {elsewhere}"),
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
             (
                 weights and needs.data != "prompts",

@@ -11,7 +11,6 @@ import socket
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 from burnish.config import RunConfig, batches, changes, dump, load
@@ -117,13 +116,12 @@ class RunFolder:
         """Lock the folder, if it exists, against other training processes until ``close`` or the end of this one.
 
         Raises:
-            UserError: another process trains here, the folder can't be made, or it holds files that no run wrote.
+            UserError: another process trains here, or the folder holds files that no run wrote.
         """
         if self._claim is not None:
             return
         check_run_folder(str(self.path))
         if not self.path.is_dir():
-            self._try_out()
             return
         import fcntl
 
@@ -148,15 +146,6 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         self._claim = file
-
-    def _try_out(self) -> None:
-        """Make a folder where this one will be, and remove it: permissions alone don't tell on every disk."""
-        nearest = next(path for path in self.path.absolute().parents if path.exists())
-        try:
-            with writing(self.path), TemporaryDirectory(prefix=".burnish-", dir=nearest):
-                pass
-        except UserError as error:
-            raise UserError(f"output_dir is {self.path}: {error}") from error
 
     def close(self) -> None:
         """Release the lock."""

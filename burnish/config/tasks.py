@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from burnish.config.errors import wrong_choice
 from burnish.config.run import RunConfig
+from burnish.config.yaml_text import at
 from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
 
@@ -151,9 +152,9 @@ def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The algorithms and rewards that recipes name, each with the attribute that names its kind."""
     for tree in trees:
-        algorithm, rewards = tree.get("algorithm"), tree.get("rewards")
-        if isinstance(algorithm, Mapping) and "name" in algorithm:
-            yield "algorithm_kind", algorithm["name"]
+        rewards = tree.get("rewards")
+        if (name := at(tree, "algorithm", "name")) is not None:
+            yield "algorithm_kind", name
         for label, options in rewards.items() if isinstance(rewards, Mapping) else ():
             if options is not None:
-                yield "reward_kind", options.get("name", label) if isinstance(options, Mapping) else label
+                yield "reward_kind", at(options, "name") or label

@@ -213,16 +213,14 @@ def reclaim_time(options: StepOptions) -> ReclaimTime | None:
     Raises:
         UserError: it is no time, or past.
     """
-    from burnish.options import unix_seconds  # the command line must not wait for pydantic
-
     times = []
     if options.walltime is not None:
-        times = [ReclaimTime(at=unix_seconds(options.walltime), by="trainer.walltime")]
+        times = [ReclaimTime(at=float(options.walltime), by="trainer.walltime")]
     else:
         for name in VARIABLES:
             if value := os.environ.get(name):
                 try:
-                    times.append(ReclaimTime(at=unix_seconds(float(value)), by=name))
+                    times.append(ReclaimTime(at=float(value), by=name))
                 except ValueError:
                     raise UserError(
                         f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it"
