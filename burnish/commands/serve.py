@@ -37,7 +37,7 @@ from burnish.rewards.base import RewardInputs
 from burnish.rewards.mixing import MixingOptions
 from burnish.rewards.remote import ScoreData, ScoreReply, ScoreRequest, problem, shortened
 from burnish.types.prompt import Prompt
-from burnish.types.samples import OUTCOMES, execution_of
+from burnish.types.samples import OUTCOMES
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.http import bound, is_loopback, read_token, serve, server
 
@@ -347,11 +347,10 @@ class Service:
         group: dict[tuple[int, str], int] = {}
         numbers = [group.setdefault((i, p.uid), len(group)) for i, asked in enumerate(batch) for p in asked.prompts]
         scores = await asyncio.wrap_future(self.scorer.submit(samples, prompts, RewardInputs(group=numbers)))
-        for label, execution in execution_of(scores.ran, [False] * len(samples)).items():
-            self.counts[f'burnish_samples_total{{reward="{label}"}}'] += len(execution.seconds)
-            for outcome in OUTCOMES:
-                name = f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'
-                self.counts[name] += getattr(execution, outcome)
+        for label, (_, flags) in (item for row in scores.ran for item in row.items()):
+            self.counts[f'burnish_samples_total{{reward="{label}"}}'] += 1
+            for outcome, flag in OUTCOMES.items():
+                self.counts[f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'] += bool(flags & flag)
         return [_score(scores, row) for row in range(len(samples))]
 
 

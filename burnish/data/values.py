@@ -124,8 +124,7 @@ def record_of(values: Mapping[str, Any], without: Container[str]) -> str:
         without: keys that are left out: media, and what a prompt has as it is.
     """
     given = ((key, value) for key, value in values.items() if value is not None and key not in without)
-    kept = {str(key): _without_bytes(value) for key, value in given}
-    kept = {key: value for key, value in kept.items() if not isinstance(value, bytes)}
+    kept = {str(key): _without_bytes(value) for key, value in given if not isinstance(value, bytes)}
     # ASCII: half of a surrogate pair is nothing that UTF-8 could hold
     return _ASCII.encode(kept) if kept else ""
 

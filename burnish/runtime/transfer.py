@@ -25,7 +25,7 @@ from burnish.types.completion import Completion, Encoded, Features, Lengths, Par
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.samples import Execution, Quote, ResponseStats
+from burnish.types.samples import Quote, ResponseStats
 from burnish.utils.media import Unread
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
@@ -377,7 +377,7 @@ def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollout
 
 MADE_AHEAD = ("ahead", "put_aside")  # of the state of a source
 _TYPES = (
-    Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
+    Completion, Denoising, Encoded, Failure, Features, Fit, Gathered, Media, Message, Part,
     PartialResponse, Prompt, Quote, Requests, ResponseStats, RolloutRequest, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {

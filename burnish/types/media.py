@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -125,7 +124,7 @@ class Media:
         Raises:
             OSError: it can't be read, or is a pipe or a device, whose end never comes.
         """
-        place = located(path)
+        place = os.path.abspath(os.path.expanduser(path))
         about = os.stat(place)
         if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
             raise OSError("it is a pipe or a device, not a file")
@@ -321,21 +320,6 @@ def _header(data: bytes) -> Header:
         elif opened.getexif().get(ORIENTATION) in SIDEWAYS:
             width, height = height, width
     return Header(width, height, kind in ENDS and ENDS[kind] in data[-64:])
-
-
-def located(path: str | Path) -> str:
-    """The absolute path of a file, without symbolic links."""
-    folder, name = os.path.split(os.path.expanduser(path))
-    if name in ("", ".", ".."):
-        return os.path.realpath(path)
-    place = os.path.join(_real(os.path.join(os.getcwd(), folder)), name)
-    return os.path.realpath(place) if os.path.islink(place) else place
-
-
-@lru_cache(maxsize=1 << 14)
-def _real(folder: str) -> str:
-    """A folder without symbolic links; files of a data set share theirs."""
-    return os.path.realpath(folder)
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:
