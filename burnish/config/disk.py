@@ -17,7 +17,7 @@ from burnish.utils.addresses import is_address, library_complaint
 from burnish.utils.disk import write_error
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
-from burnish.utils.installed import missing, optimizer_complaint, quantization_complaint
+from burnish.utils.installed import lacking
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
 
@@ -51,7 +51,7 @@ def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
 def _libraries(config: RunConfig) -> Iterator[str]:
     """What trackers and copies of checkpoints need."""
     for name in config.trackers.libraries():
-        if complaint := missing(name, name):
+        if complaint := lacking(name):
             yield f"trackers.{name} {complaint}"
     for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
         if address is not None and is_address(address) and (complaint := library_complaint(address)):
@@ -135,10 +135,10 @@ def machine_complaints(config: RunConfig) -> Iterator[str]:
     if config.runtime != "local":
         return
     for section, optimizer in config.optimizers.items():
-        if complaint := optimizer_complaint(optimizer.name):
+        if complaint := lacking(optimizer.name):
             yield f"{section}.name={optimizer.name} {complaint}"
     if (fewer := config.model.quantization) is not None:
         chosen = {"weights": fewer.weights, "text_encoders": getattr(fewer, "text_encoders", None)}
         for name, precision in chosen.items():
-            if precision is not None and (complaint := quantization_complaint(precision)):
+            if precision is not None and (complaint := lacking(precision)):
                 yield f"model.quantization.{name}={precision} {complaint}"

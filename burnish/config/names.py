@@ -53,11 +53,6 @@ class Context:
         return [path for path in self.options if path]
 
 
-def types_of(field: Any) -> Types:
-    """What an option may be, with what marks it."""
-    return [*field.metadata, field.annotation]
-
-
 def options_of(kind: str, name: str) -> list[str]:
     """The options of an entry of a kind, and of their sections."""
     return [path for path, *_ in _walk([lookup(kind, name)], {}, "") if path]
@@ -121,7 +116,7 @@ def _walk(kinds: Types, tree: Any, path: str) -> Iterator[tuple[str, Types, Any]
     if any(isinstance(one, Choice) for one in members) and (section is None or "name" not in fields(section)):
         yield f"{above}name", kinds, None
     for name, field in fields(section).items() if section is not None else ():
-        yield from _walk(types_of(field), at(tree, name), f"{above}{name}")
+        yield from _walk([*field.metadata, field.annotation], at(tree, name), f"{above}{name}")
     holder = next((one for one in members if typing.get_origin(one) in (list, dict)), None)
     held = dict(enumerate(tree)) if isinstance(tree, list) else tree
     for label, value in held.items() if holder is not None and isinstance(held, Mapping) else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -115,7 +116,7 @@ class TrackersOptions:
 
 
 @options
-class RunConfig:
+class RunConfig(ABC):
     """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
 
     needs: ClassVar[type]  # what ``algorithm.needs()`` gives for this task
@@ -284,9 +285,9 @@ class RunConfig:
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
 
     @property
+    @abstractmethod
     def samples_from(self) -> str:
         """Which options that number comes from, for messages."""
-        raise NotImplementedError
 
     @property
     def sampled_together(self) -> int:
@@ -350,13 +351,13 @@ class RunConfig:
         return None
 
     @property
+    @abstractmethod
     def words(self) -> Words:
         """How to speak of what is trained."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch_sizes(self) -> dict[str, Sizes]:
         """Sizes of batches that change no result, by their options."""
-        raise NotImplementedError
 
     @property
     def trainer_config(self) -> RunConfig:
@@ -368,13 +369,13 @@ class RunConfig:
         """The configuration of those workers."""
         return self
 
+    @abstractmethod
     def check_model(self, folder: Path) -> None:
         """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
 
         Raises:
             UserError: with every complaint.
         """
-        raise NotImplementedError
 
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""

@@ -174,7 +174,9 @@ class HubModel:
                 "set HF_TOKEN to a token that may read it"
             ) from None
         except errors.RemoteEntryNotFoundError:
-            raise UserError(f"{what}{at}, which has no {self.index}; give a model that {self._reader} reads") from None
+            raise UserError(
+                f"{what}{at}, which has no {self.index}; give a model of diffusers or transformers"
+            ) from None
         except errors.LocalEntryNotFoundError:
             offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
             raise UserError(
@@ -188,10 +190,6 @@ class HubModel:
                 f"{what}{at}, whose download broke off: {first_line(error)}; run the same command again, which goes "
                 "on with it"
             ) from None
-
-    @property
-    def _reader(self) -> str:
-        return "diffusers" if self.index == PIPELINE else "transformers"
 
     def command(self) -> str:
         """What fetches it by hand, into DIR."""
@@ -259,7 +257,7 @@ def model_folder(path: str, *, index: str, option: str = "model.path", files: tu
     model = hub_model(path, index=index, option=option, files=files)
     if model is None:
         found = resolve(path)
-        return converted(found, option) if is_gguf(found) and index != PIPELINE else found
+        return converted(found, option) if found.suffix == ".gguf" and found.is_file() and index != PIPELINE else found
     return model.folder()
 
 
@@ -351,11 +349,6 @@ def hub_data(path: str) -> HubData | None:
 # GGUF files: read once by transformers' own loader, and kept as a folder that everything else reads
 
 INSTEAD = "give the folder of the model that it was made from"
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file."""
-    return path.suffix == ".gguf" and path.is_file()
 
 
 def converted(file: Path, option: str) -> Path:

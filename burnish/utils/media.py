@@ -7,6 +7,7 @@ import io
 import os
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -267,12 +268,12 @@ def _opened(data: bytes, what: str, formats: Sequence[str]) -> Iterator[Any]:
 IN_MEMORY = 64 << 20  # bytes that a process keeps in memory before it writes them to the disk
 
 
-class Unread:
+class Unread(ABC):
     """Bytes that lie elsewhere until they are used; pickled, they are bytes."""
 
+    @abstractmethod
     def read(self) -> bytes:
         """They themselves."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         return bytes, (self.read(),)
