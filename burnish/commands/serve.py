@@ -182,7 +182,7 @@ def _task_of(labels: Sequence[str]) -> str:
     every = [name for task in TASKS.values() for name in names(task.config.reward_kind)]
     for label in labels:
         if not _kinds(label):
-            raise ConfigError(wrong_choice(f"reward {label!r:.60}", label, sorted(set(every)), short=True))
+            raise ConfigError(wrong_choice("reward", label, sorted(set(every))))
     shared = [task for task in TASKS if all(task in _kinds(label) for label in labels)]
     if labels and not shared:
         raise ConfigError(f"{' and '.join(labels)} are rewards of different tasks; serve them one by one")

@@ -62,24 +62,18 @@ def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
 
 def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     """Message about a section whose name is missing, or is no entry's."""
-    choices, label = names(details["kind"]), option.rpartition(".")[2] if option.startswith("rewards.") else ""
+    choices = names(details["kind"])
     if "name" not in details:
-        example = f"{option}.weight=1" if label else f"{option}.name={choices[0]}"
-        return f"{option} is {brief(value)}; it must contain options, as in {example}"
+        return f"{option} is {brief(value)}; it must contain options, as in {option}.name={choices[0]}"
     name = details["name"]
     key = option if option == "algorithm" or isinstance(value, str) else f"{option}.name"
     if name is None:
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
-    short = name == label
-    key = option if short else key
-    other = another_task(details["kind"], name)
-    hint = f"; to use another label, set {option}.name" if short else ""
-    if other is None:
-        return wrong_choice(key, name, choices, short=short) + hint
-    here = fields(context.config)["task"].default
+    if (other := another_task(details["kind"], name)) is None:
+        return wrong_choice(key, name, choices)
     return (
-        f"{key} {'' if short else f'is {name}, which '}belongs to task {other}, but this run's is {here}; set "
-        f"task={other}, or choose one of {', '.join(choices)}{hint}"
+        f"{key} is {name}, which belongs to task {other}, but this run's is {fields(context.config)['task'].default}; "
+        f"set task={other}, or choose one of {', '.join(choices)}"
     )
 
 
@@ -94,12 +88,11 @@ def another_task(kind: str, name: Any) -> str | None:
     return None
 
 
-def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
-    """``value`` is none of ``choices``; ``short`` leaves it out if the option already ends in it."""
+def wrong_choice(option: str, value: Any, choices: Sequence[str]) -> str:
+    """``value`` is none of ``choices``."""
     near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"did you mean {near[0]}? It" if near else "it"
-    subject = f"{option} is not known" if short else f"{option} is {brief(value)}"
-    return f"{subject}; {hint} must be one of {', '.join(choices)}".replace("? It", "? it")
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{option} is {brief(value)}; {hint}it must be one of {', '.join(choices)}"
 
 
 def unknown(location: list[str], value: Any, context: Context) -> str:

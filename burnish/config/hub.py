@@ -1,4 +1,4 @@
-"""What a run names of the Hugging Face hub, downloaded before anything else; models are recorded by their commits."""
+"""Models that a run names of the Hugging Face hub, downloaded before anything else and recorded by their commits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
-from burnish.utils.errors import UserError
-from burnish.utils.hub import WORDS, HubModel, hub_data, hub_model, is_commit
+from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
 
@@ -52,21 +51,6 @@ def with_models(config: RunConfig) -> RunConfig:
             model = replace(model, revision=known)
         setattr(section, source.option, f"{model.name}@{model.folder().name}")
     return pinned
-
-
-def fetch_data(config: RunConfig) -> None:
-    """Download the data sets of the hub that a run learns from and is validated on, if they aren't in the cache.
-
-    Raises:
-        UserError: one can't be had.
-    """
-    for option, files in config.prompt_files.items():
-        for path in files:
-            if (named := hub_data(path)) is not None and not Path(path).exists():
-                try:
-                    named.load()
-                except UserError as error:
-                    raise UserError(f"{option}: {error}") from None
 
 
 def missing_model(config: RunConfig) -> HubModel | None:

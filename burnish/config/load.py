@@ -67,7 +67,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         layers.insert(1, (f"options for the hardware of {layers[1][0]}", nest(read_overrides(composed))))
     plugins = open_plugins(next((tree["plugins"] for _, tree in layers if "plugins" in tree), []))
     task = task_named(chosen_task([tree for _, tree in layers])).config
-    algorithm = next(filter(None, (at(tree, "algorithm", "name") for _, tree in layers)), None)
+    algorithm: Any = next(filter(None, (at(tree, "algorithm", "name") for _, tree in layers)), None)
     layers = _for_algorithm(layers, algorithm, task.algorithm_kind)
     parts = lookup(task.algorithm_kind, algorithm).parts if known(task.algorithm_kind, algorithm) else {}
     tree = _corrected(_opened(_merged(layers, given, parts), plugins, task), task)
@@ -228,7 +228,7 @@ def _variants(variants: Any, file: str, kind: str) -> dict[Any, Any]:
         raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
         if not known(kind, name):
-            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind), short=True) + f" (in {file})")
+            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind)) + f" (in {file})")
         inner = changed.get("algorithm", {}) if isinstance(changed, dict) and "variants" not in changed else None
         if not isinstance(inner, dict) or inner.get("name", name) != name:
             raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options of such a run")
@@ -293,7 +293,8 @@ def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
     Where ``async_rollout.depth`` is above 0, or ``data.scores`` reads samples, every algorithm that has
     ``rollout_correction`` gets it. One that refers to the sampler's log-probs gets the form that does.
     """
-    algorithm, name = tree.get("algorithm"), at(tree, "algorithm", "name")
+    algorithm: Any = tree.get("algorithm")
+    name = at(algorithm, "name")
     of_others = at(tree, "data", "scores") or at(tree, "async_rollout", "depth")
     if not of_others or name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:
         return tree

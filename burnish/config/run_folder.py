@@ -86,13 +86,9 @@ class RunFolder:
             UserError: it is none.
         """
         folder = cls(path)
-        if not folder.has_run():
+        if not holds_run(folder.path):
             raise UserError(f"{path} is not the folder of a run; give one that burnish train wrote (output_dir)")
         return folder
-
-    def has_run(self) -> bool:
-        """Whether a run was started here."""
-        return holds_run(self.path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
