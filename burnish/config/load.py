@@ -170,8 +170,6 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = parse(read_text(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; correct it, or give another recipe") from None
-    except UserError as error:
-        raise ConfigError(str(error)) from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"

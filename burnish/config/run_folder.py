@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Self
@@ -19,7 +18,7 @@ from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line, listed
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -92,20 +91,10 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
-        if not self.metrics.exists():
-            return []
-        rows: list[dict[str, Any]] = []
-        damaged = []
-        for number, text in enumerate(read_file(self.metrics).splitlines(), 1):
-            row: Any = None
-            with suppress(ValueError):
-                row = parse_json(text)
-            if is_row(row) and type(row.get(STEP)) is int:
-                rows.append(row)
-            elif text.strip():
-                damaged.append(f"line {number}")
-        if damaged:
-            log.warning("%s: %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
+        lines = read_file(self.metrics).splitlines() if self.metrics.exists() else []
+        rows = [row for row in map(read_row, lines) if row is not None]
+        if len(rows) < len(lines):
+            log.warning("%s: %d lines are truncated or damaged; ignored", self.metrics, len(lines) - len(rows))
         return rows
 
     def claim(self) -> None:
@@ -276,6 +265,15 @@ def check_place(config: RunConfig) -> None:
             f"{path} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
             f"here; give output_dir={path.parent} to go on with that run, or a new one to begin anew with its options"
         )
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """The metrics in a line of metrics.jsonl; None where it is truncated or damaged."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if is_row(row) and type(row.get(STEP)) is int else None
 
 
 def is_row(value: Any) -> bool:

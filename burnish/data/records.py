@@ -15,7 +15,7 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
-from burnish.utils.reading import checked_path, read_text
+from burnish.utils.reading import checked_path, read_text, understood
 from burnish.utils.user_code import absolute, is_file, load_object, names_code, reason
 
 T = TypeVar("T")
@@ -282,13 +282,8 @@ def _saved(path: Path) -> Iterator[dict[str, Any]]:
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
         raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
-    try:
-        table = datasets.Dataset.load_from_disk(str(path))
-    except Exception as error:  # whatever the library makes of files that are not its own
-        raise UserError(
-            f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
-        ) from None
-    return rows_of(table, str(path))
+    with understood(f"{path} is no file, and no folder that save_to_disk of the datasets library wrote"):
+        return rows_of(datasets.Dataset.load_from_disk(str(path)), str(path))
 
 
 def rows_of(table: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -115,6 +115,8 @@ class Column(Pointers):
 
     is_remote = True
 
+    sources: list[Source] = shared()
+
     @classmethod
     def of(cls, source: Source, row: Tensor | None = None) -> Column:
         """Rows of one source, by default all of them."""
