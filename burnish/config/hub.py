@@ -37,8 +37,6 @@ def with_models(config: RunConfig) -> RunConfig:
     Raises:
         UserError: a model can't be had.
     """
-    if not any(model is not None for *_, model in _models(config)):
-        return config
     pinned, recorded = deepcopy(config), _recorded(config)
     for label in _left_out(pinned, recorded):
         log.info("reward %s is left out: its weights are not on this machine, or another reward is by them", label)

@@ -306,8 +306,6 @@ def _with_videos(target: Path, *, held_out: bool) -> Iterator[Row]:
             with writing(target):
                 written = places[row["videos"][0]].extract(name, target / "videos")  # nothing leads out of there
             yield row | {"videos": [Path(written).relative_to(target).as_posix()]}
-    for archive in archives:
-        archive.close()
 
 
 SETS: dict[str, NamedSet] = {

@@ -203,7 +203,7 @@ class Media:
         """
         from PIL import ImageOps
 
-        with open_image(io.BytesIO(self.read())) as opened:
+        with open_image(self.read()) as opened:
             ImageOps.exif_transpose(opened, in_place=True)
             return self.fit.image(as_rgb(opened))
 
@@ -296,7 +296,7 @@ class Media:
         elif self.kind == "audio":
             self.audio(CHECKED_RATE)
         else:
-            with open_image(io.BytesIO(self.read())) as opened:
+            with open_image(self.read()) as opened:
                 # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
                 opened.draft("RGB", (max(opened.width // 8, 1), max(opened.height // 8, 1)))
                 ImageOps.exif_transpose(opened, in_place=True)
@@ -313,7 +313,7 @@ def digest_of(data: bytes) -> str:
 
 def _header(data: bytes) -> Header:
     """Of an image in a file."""
-    with open_image(io.BytesIO(data)) as opened:
+    with open_image(data) as opened:
         (width, height), kind = opened.size, str(opened.format)
         if kind == "PNG" and not any(mark in data for mark in TURNS):
             opened.verify()  # in place of decoding, which asking for its orientation would mean

@@ -294,7 +294,6 @@ def bound(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:
-        listening.close()
         raise UserError(f"can't listen at {host}, port {port}: {error.strerror}; choose another --port") from None
     return listening
 

@@ -24,33 +24,21 @@ MOST_PIXELS = 2**26
 DEEPEST = 2**16 - 1  # value of an image of 16 bits
 
 
-def check_pixels(width: int, height: int) -> None:
-    """Refuse an image that would take gigabytes of memory, by its header alone.
-
-    Raises:
-        OSError: it has too many pixels.
-    """
-    if width * height > MOST_PIXELS:
-        raise OSError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}; scale it down")
-
-
-def open_image(file: Any) -> Image:
+def open_image(data: bytes) -> Image:
     """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
+
+    An image that would take gigabytes of memory is refused by its header alone.
 
     Raises:
         OSError: it is no image, PostScript, or has too many pixels.
     """
     from PIL import Image
 
-    opened = Image.open(file)
+    opened = Image.open(io.BytesIO(data))
     if opened.format == "EPS":
-        opened.close()
         raise OSError("it is PostScript, which is a program; save it as PNG")
-    try:
-        check_pixels(*opened.size)
-    except OSError:
-        opened.close()
-        raise
+    if opened.width * opened.height > MOST_PIXELS:
+        raise OSError(f"it has {opened.width} x {opened.height} pixels, more than {MOST_PIXELS:,}; scale it down")
     return opened
 
 

@@ -60,19 +60,15 @@ class Child:
         ours, theirs = socket.socketpair()
         self.wire = Connection(ours.detach())
         with theirs:
-            try:
-                self.process = subprocess.Popen(
-                    [python, "-c", code, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=None if output is None else subprocess.STDOUT,
-                    process_group=0,  # out of reach of Ctrl-C, and ended together with what it starts
-                )
-            except OSError:
-                self.wire.close()
-                raise
+            self.process = subprocess.Popen(
+                [python, "-c", code, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                process_group=0,  # out of reach of Ctrl-C, and ended together with what it starts
+            )
 
     @contextlib.contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:

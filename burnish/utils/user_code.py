@@ -44,14 +44,10 @@ class _Files(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith(FILE):
             return None
-        file = Path(unquote(fullname.removeprefix(FILE)))
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}")
-        return importlib.util.spec_from_file_location(fullname, file)
+        return importlib.util.spec_from_file_location(fullname, unquote(fullname.removeprefix(FILE)))
 
 
-if not any(type(finder).__name__ == _Files.__name__ for finder in sys.meta_path):
-    sys.meta_path.append(_Files())  # the last: no other import passes through it
+sys.meta_path.append(_Files())  # the last: no other import passes through it
 
 
 def is_file(where: str) -> bool:
