@@ -130,10 +130,8 @@ def _owner(location: Sequence[str], context: Context) -> str:
     kind, word = kinds.get(location[0]), location[0].removesuffix("s")
     above = location[:1] if word == "algorithm" else location[:2]
     inner = ".".join(location[len(above) :])
-    mine = context.options_at(above) if kind is not None and inner else None
-    if kind is None or mine is None:
-        return ""
-    others = [name for name in names(kind) if inner in options_of(kind, name)]
+    mine: Any = context.options_at(above) if kind is not None and inner else None
+    others = [name for name in names(str(kind)) if inner in options_of(str(kind), name)] if mine is not None else []
     article = "an" if word == "algorithm" else "a"
     if not others:
         return ""

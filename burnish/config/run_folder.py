@@ -18,7 +18,7 @@ from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -92,10 +92,10 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
         lines = read_file(self.metrics).splitlines() if self.metrics.exists() else []
-        rows = [row for row in map(read_row, lines) if row is not None]
-        if len(rows) < len(lines):
-            log.warning("%s: %d lines are truncated or damaged; ignored", self.metrics, len(lines) - len(rows))
-        return rows
+        rows = list(map(read_row, lines))
+        if damaged := [str(number) for number, row in enumerate(rows, 1) if row is None]:
+            log.warning("%s: line %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
+        return [row for row in rows if row is not None]
 
     def claim(self) -> None:
         """Lock the folder, if it exists, against other training processes until ``close`` or the end of this one.
@@ -191,29 +191,21 @@ class RunFolder:
                 f"{self.config}, the options of the run that is to be resumed, can't be read: {first_line(error)}\n"
                 "if it is damaged, remove it: the run goes on with the options that are given"
             ) from error
-        differing, hint = [], ""
-        decaying = {name: one for name, one in config.optimizers.items() if one.has_length}
-        for line in changes(before, config):
-            option = line.split(":", 1)[0]
-            open_ended = [name for name, one in decaying.items() if one.schedule_updates is None]
-            if option == "steps" and open_ended:
-                differing.append(line)
-                # with this length the updates that were made would be the same, if there is such a length
-                length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
-                hint = (
-                    f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set its "
-                    f"length: {length}"
-                )
-            elif not may_change(config, option):
-                differing.append(line)
-            elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in decaying:
-                log.warning("the learning rate continues with a schedule of another length: %s", line)
+        decaying = [name for name, one in config.optimizers.items() if one.has_length and one.schedule_updates is None]
+        options = {line: line.split(":", 1)[0] for line in changes(before, config)}
+        differing = [
+            line for line, option in options.items()
+            if not may_change(config, option) or (option == "steps" and decaying)
+        ]  # fmt: skip
         if differing:
+            # with this length the updates that were made would be the same, if there is such a length
+            length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in decaying)
+            hint = f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set: {length}"
             raise UserError(
                 f"output_dir is {config.output_dir}, whose run was started with other options (then -> now):"
                 + "".join(f"\n  {line}" for line in differing)
                 + "\ngive the same options to resume it, or another output_dir to start a new run"
-                + hint
+                + (hint if length and before.steps != config.steps else "")
             )
 
     def with_its_batches(self, config: RunConfig) -> RunConfig:
