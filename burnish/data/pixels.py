@@ -189,11 +189,9 @@ def check_media(
     Raises:
         UserError: it names the first records; the others are counted.
     """
-    records: dict[Media, list[str]] = {}
+    records: dict[Media, dict[str, None]] = {}  # of each, the records that name it, in order
     for where, media in found:
-        known = records.setdefault(media, [])
-        if where not in known:
-            known.append(where)
+        records.setdefault(media, {})[where] = None
     every, refused = -(-len(records) // DECODED), cache(refusal)  # the sizes of a data set repeat
 
     def look(number: int, media: Media) -> str:
