@@ -69,7 +69,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     task = task_named(chosen_task([tree for _, tree in layers])).config
     algorithm: Any = next(filter(None, (at(tree, "algorithm", "name") for _, tree in layers)), None)
     layers = _for_algorithm(layers, algorithm, task.algorithm_kind)
-    parts = lookup(task.algorithm_kind, algorithm).parts if known(task.algorithm_kind, algorithm) else {}
+    there = algorithm is not None and known(task.algorithm_kind, algorithm)
+    parts = lookup(task.algorithm_kind, algorithm).parts if there else {}
     tree = _corrected(_opened(_merged(layers, given, parts), plugins, task), task)
     # with every section that a run must have, if empty, so that messages name what is missing inside
     tree = {name: {} for name, field in fields(task).items() if field.is_required()} | labelled(tree)
@@ -180,10 +181,15 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> dict[str, Any]:
-    """The command line, of the options ``given``, and the recipes below it as one tree.
+    """The command line and the recipes below it as one tree.
 
-    Nearer ``steps`` take the place of data.epochs, a nearer part of the algorithm, of these kinds, that of the options
-    of the part below, and new rewards that of others.
+    ``steps`` replace data.epochs of the layers below, a part of the algorithm the options of the part that was chosen
+    there, and new rewards those that are not named again.
+
+    Args:
+        layers: for the algorithm.
+        given: options of the command line.
+        parts: the algorithm's own parts, by their kinds.
 
     Raises:
         ConfigError: an option takes back what is not there, or two say the same thing.

@@ -120,7 +120,8 @@ class RayOptions:
             ),
             *(
                 (runs, f"ray.init.{name} has no effect on a running cluster ({self.address}); leave it out")
-                for name in self.init.keys() & set(STARTED)
+                for name in STARTED
+                if name in self.init
             ),
         ]
 
