@@ -20,7 +20,7 @@ from burnish.metrics import Span
 from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
 from burnish.types.batch import Batch, Gathered
-from burnish.types.columns import Column, Here, LazyTensors, Pointers
+from burnish.types.columns import Column, Here, LazyTensors, Pointers, Source
 from burnish.types.completion import Completion, Encoded, Features, Lengths, PartialResponse
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -133,24 +133,18 @@ def _changed(batch: Any, change: Callable[[dataclasses.Field[Any], Any], Any]) -
     return replace(batch, **changed) if changed else batch
 
 
-@dataclass(frozen=True, eq=False)
-class Lying:
+@dataclass(kw_only=True, eq=False)
+class Lying(Source):
     """A tensor whose bytes lie in the object store, where whoever uses a row reads it."""
 
     array: np.ndarray  # uint8 [N, bytes of a row]
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: Tensor) -> Lying:
         flat = tensor.detach().cpu().contiguous()
         rows = flat.view(len(flat), flat.numel() // max(len(flat), 1))
         array = (rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy()
-        return cls(array, flat.dtype, tuple(flat.shape))
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
+        return cls(array=array, dtype=flat.dtype, shape=tuple(flat.shape))
 
     def take(self, rows: Tensor) -> Tensor:
         """Copies of these rows, and of no others."""

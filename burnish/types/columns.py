@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,58 +17,35 @@ from burnish.types.batch import Batch, shared, to_device
 CHUNK = 16  # rows that are looked at together where a number is made of each
 
 
-class Source(Protocol):
+@dataclass(kw_only=True, eq=False)
+class Source(ABC):
     """Rows of a tensor, wherever they are."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[N, ...]."""
+    shape: tuple[int, ...]  # [N, ...]
+    dtype: torch.dtype
+    device: torch.device = torch.device("cpu")  # where rows are once they are taken
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the rows."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where rows are once they are taken."""
-
+    @abstractmethod
     def take(self, rows: Tensor) -> Tensor:
         """The rows [M] long, on the CPU, in that order: [M, ...], the caller's own."""
 
 
-@dataclass(frozen=True, eq=False)
-class Here:
+class Here(Source):
     """A tensor of this process."""
 
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensor.device
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(shape=tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        self.tensor = tensor
 
     def take(self, rows: Tensor) -> Tensor:
         return self.tensor.index_select(0, to_device(rows, self.tensor.device))
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
+@dataclass(kw_only=True, eq=False)
+class Made(Source):
     """Rows that are made where they are used, and by nobody else."""
 
-    shape: tuple[int, ...]  # [N, ...]
-    dtype: torch.dtype
     make: Callable[[Tensor], Tensor]  # of rows [M] long: [M, ...] on the CPU
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def take(self, rows: Tensor) -> Tensor:
         return self.make(rows)
