@@ -21,7 +21,7 @@ from burnish.rl.advantages import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts, ScoredResponses, Scores
-from burnish.types.samples import REPORTED, ResponseStats
+from burnish.types.samples import REPORTED, ResponseStats, execution_metrics
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 MOST_SPANS = 2000  # that are remembered until they are read
@@ -99,9 +99,7 @@ def collected_metrics(collected: Collected) -> dict[str, float]:
     if not isinstance(collected, Rollouts):
         return lengths
     scores, group = collected.scores, collected.group
-    metrics = reward_metrics(scores, group)
-    for label, execution in collected.execution.items():
-        metrics |= execution.metrics(label)
+    metrics = reward_metrics(scores, group) | execution_metrics(collected.execution)
     if len(collected) and isinstance(collected, ScoredResponses):
         metrics |= of_responses(collected.stats, scores, group)
     return metrics | lengths | collected.metrics

@@ -16,7 +16,7 @@ from burnish.checkpoint.remote import Damaged, Remote
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
 from burnish.config.hardware import Machine, Origin, listed, read_machine
-from burnish.config.hub import fetch_data, with_models
+from burnish.config.hub import with_models
 from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils import terminal
 from burnish.utils.addresses import is_address, redacted
@@ -51,7 +51,6 @@ def prepared(config: RunConfig, again: Again = command) -> RunConfig:
     check_hardware(config, again)
     config.check_code()
     config = with_models(fetched(config))
-    fetch_data(config)
     with terminal.progress("Checking the model's files"):
         check_disk(config)
     return config

@@ -37,7 +37,7 @@ from burnish.rewards.base import RewardInputs
 from burnish.rewards.mixing import MixingOptions
 from burnish.rewards.remote import ScoreData, ScoreReply, ScoreRequest, problem, shortened
 from burnish.types.prompt import Prompt
-from burnish.types.samples import OUTCOMES, execution_of
+from burnish.types.samples import OUTCOMES
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.http import bound, is_loopback, read_token, serve, server
 
@@ -184,7 +184,7 @@ def _task_of(labels: Sequence[str]) -> str:
     every = [name for task in TASKS.values() for name in names(task.config.reward_kind)]
     for label in labels:
         if not _kinds(label):
-            raise ConfigError(wrong_choice(f"reward {label!r:.60}", label, sorted(set(every)), short=True))
+            raise ConfigError(wrong_choice("reward", label, sorted(set(every))))
     shared = [task for task in TASKS if all(task in _kinds(label) for label in labels)]
     if labels and len(shared) != 1:
         way_out = f"say of which task, by --task {' or --task '.join(shared)}" if shared else "serve them one by one"
@@ -346,11 +346,10 @@ class Service:
         group: dict[tuple[int, str], int] = {}
         numbers = [group.setdefault((i, p.uid), len(group)) for i, asked in enumerate(batch) for p in asked.prompts]
         scores = await asyncio.wrap_future(self.scorer.submit(samples, prompts, RewardInputs(group=numbers)))
-        for label, execution in execution_of(scores.ran, [False] * len(samples)).items():
-            self.counts[f'burnish_samples_total{{reward="{label}"}}'] += len(execution.seconds)
-            for outcome in OUTCOMES:
-                name = f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'
-                self.counts[name] += getattr(execution, outcome)
+        for label, (_, flags) in (item for row in scores.ran for item in row.items()):
+            self.counts[f'burnish_samples_total{{reward="{label}"}}'] += 1
+            for outcome, flag in OUTCOMES.items():
+                self.counts[f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'] += bool(flags & flag)
         return [_score(scores, row) for row in range(len(samples))]
 
 

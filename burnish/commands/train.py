@@ -47,6 +47,7 @@ from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.paths import holds_run
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
                 while not (finished := _train_in(folder, config, start, asked)) and asked.requested is None:
                     gc.collect()  # the networks of before, or there would be two of each
                     start = str(folder.checkpoints / f"{read_actions(folder.alarms_actions)[-1].to:08d}")
-            if not folder.has_run():
+            if not holds_run(folder.path):
                 print(f"Stopped by {asked.requested} before the first update; the same command starts again")
                 return EXIT_STOPPED
             write_report(folder)
@@ -137,7 +138,7 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
                 write_report(folder)
                 raise
             except Exception as error:
-                if isinstance(error, RewardsFailing) and folder.has_run():
+                if isinstance(error, RewardsFailing) and holds_run(folder.path):
                     write_report(folder)
                 controller.recover(error)
                 checkpoint = store.latest()

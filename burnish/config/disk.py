@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from burnish.config.hub import missing_model, missing_scorers
 from burnish.config.run import RunConfig
@@ -13,9 +14,10 @@ from burnish.data.sets import named_by
 from burnish.data.values import check_template
 from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import is_address, library_complaint
+from burnish.utils.disk import write_error
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
-from burnish.utils.installed import missing, optimizer_complaint, quantization_complaint
+from burnish.utils.installed import lacking
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
 
@@ -49,7 +51,7 @@ def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
 def _libraries(config: RunConfig) -> Iterator[str]:
     """What trackers and copies of checkpoints need."""
     for name in config.trackers.libraries():
-        if complaint := missing(name, name):
+        if complaint := lacking(name):
             yield f"trackers.{name} {complaint}"
     for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
         if address is not None and is_address(address) and (complaint := library_complaint(address)):
@@ -109,10 +111,11 @@ def _prompts(option: str, config: RunConfig) -> None:
 def _output(config: RunConfig) -> None:
     folder = checked_path(config.output_dir, "output_dir").absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is a file; give another folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir is {config.output_dir}, but {nearest} is not writable; give another folder")
+    try:
+        with TemporaryDirectory(prefix=".burnish-", dir=nearest):  # permissions alone don't tell on every disk
+            pass
+    except OSError as error:
+        raise UserError(f"output_dir is {config.output_dir}: {write_error(nearest, error)}") from None
     check_run_folder(config.output_dir)
 
 
@@ -132,10 +135,10 @@ def machine_complaints(config: RunConfig) -> Iterator[str]:
     if config.runtime != "local":
         return
     for section, optimizer in config.optimizers.items():
-        if complaint := optimizer_complaint(optimizer.name):
+        if complaint := lacking(optimizer.name):
             yield f"{section}.name={optimizer.name} {complaint}"
     if (fewer := config.model.quantization) is not None:
         chosen = {"weights": fewer.weights, "text_encoders": getattr(fewer, "text_encoders", None)}
         for name, precision in chosen.items():
-            if precision is not None and (complaint := quantization_complaint(precision)):
+            if precision is not None and (complaint := lacking(precision)):
                 yield f"model.quantization.{name}={precision} {complaint}"

@@ -11,29 +11,21 @@ import pydantic
 
 from burnish.config.foreign import foreign_name
 from burnish.config.names import Context, options_of
-from burnish.config.yaml_text import show
+from burnish.config.yaml_text import brief
 from burnish.registry import CHOICE, explanation, fields, names
 
 NAMED = 120  # most characters shown of an unknown option's name
 
-_KINDS = {
+_KINDS = {  # what pydantic says of these is about Python
     "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
     "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
     "bool_type": "true or false",
-    "list_type": "a list, as in [a,b]",
     "tuple_type": "a list, as in [0.9,0.999]",
     "dict_type": "options by name",
     "dataclass_type": "a section with options of its own",
     "missing": "a longer list",
 }
-_BOUNDS = {
-    "greater_than": ("gt", ">"),
-    "greater_than_equal": ("ge", ">="),
-    "less_than": ("lt", "<"),
-    "less_than_equal": ("le", "<="),
-}
+_BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 
 
 def messages(error: pydantic.ValidationError, context: Context, place: Sequence[str | int] = ()) -> Iterator[str]:
@@ -59,38 +51,29 @@ def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
         choices = [choice.strip().strip("'") for choice in details["expected"].replace(" or ", ", ").split(", ")]
         return wrong_choice(option, value, choices) + context.origin(option)
     if kind in _BOUNDS:
-        key, sign = _BOUNDS[kind]
-        must = f"{sign} {_bound(details[key])}"
-    elif kind in ("too_long", "too_short"):
-        most, least = details.get("max_length"), details.get("min_length")
-        must = f"a list of {most} values" if most is not None else f"a list of at least {least} values"
+        (bound,) = details.values()
+        says = f"it must be {_BOUNDS[kind]} {bound:.10g}"
     else:
-        must = _KINDS.get(kind, f"otherwise: {error['msg']}")
+        says = f"it must be {_KINDS[kind]}" if kind in _KINDS else error["msg"].replace("Input should", "it must")
     option = option.rpartition(".")[0] if kind == "missing" else option  # a value of a tuple
     sweep = "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
-    return f"{option} is {_short(value)}; it must be {must}{sweep}{context.origin(option)}"
+    return f"{option} is {brief(value)}; {says}{sweep}{context.origin(option)}"
 
 
 def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     """Message about a section whose name is missing, or is no entry's."""
-    choices, label = names(details["kind"]), option.rpartition(".")[2] if option.startswith("rewards.") else ""
+    choices = names(details["kind"])
     if "name" not in details:
-        example = f"{option}.weight=1" if label else f"{option}.name={choices[0]}"
-        return f"{option} is {_short(value)}; it must contain options, as in {example}"
+        return f"{option} is {brief(value)}; it must contain options, as in {option}.name={choices[0]}"
     name = details["name"]
     key = option if option == "algorithm" or isinstance(value, str) else f"{option}.name"
     if name is None:
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
-    short = name == label
-    key = option if short else key
-    other = another_task(details["kind"], name)
-    hint = f"; to use another label, set {option}.name" if short else ""
-    if other is None:
-        return wrong_choice(key, name, choices, short=short) + hint
-    here = fields(context.config)["task"].default
+    if (other := another_task(details["kind"], name)) is None:
+        return wrong_choice(key, name, choices)
     return (
-        f"{key} {'' if short else f'is {name}, which '}belongs to task {other}, but this run's is {here}; set "
-        f"task={other}, or choose one of {', '.join(choices)}{hint}"
+        f"{key} is {name}, which belongs to task {other}, but this run's is {fields(context.config)['task'].default}; "
+        f"set task={other}, or choose one of {', '.join(choices)}"
     )
 
 
@@ -105,12 +88,11 @@ def another_task(kind: str, name: Any) -> str | None:
     return None
 
 
-def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
-    """``value`` is none of ``choices``; ``short`` leaves it out if the option already ends in it."""
+def wrong_choice(option: str, value: Any, choices: Sequence[str]) -> str:
+    """``value`` is none of ``choices``."""
     near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"did you mean {near[0]}? It" if near else "it"
-    subject = f"{option} is not known" if short else f"{option} is {_short(value)}"
-    return f"{subject}; {hint} must be one of {', '.join(choices)}".replace("? It", "? it")
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{option} is {brief(value)}; {hint}it must be one of {', '.join(choices)}"
 
 
 def unknown(location: list[str], value: Any, context: Context) -> str:
@@ -123,11 +105,11 @@ def unknown(location: list[str], value: Any, context: Context) -> str:
     foreign = foreign_name(option, context.config.algorithm_kind.split()[0], short=short)
     shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
     if owner := _owner(location, context):
-        return f"{shown} is {_short(value)}, but {owner}{context.origin(option)}"
+        return f"{shown} is {brief(value)}, but {owner}{context.origin(option)}"
     if foreign:
         return f"{shown} is {foreign}{context.origin(option)}"
     return (
-        f"{shown} is {_short(value)}, but there is no such option; {_nearest(location, known)}{context.origin(option)}"
+        f"{shown} is {brief(value)}, but there is no such option; {_nearest(location, known)}{context.origin(option)}"
     )
 
 
@@ -148,10 +130,8 @@ def _owner(location: Sequence[str], context: Context) -> str:
     kind, word = kinds.get(location[0]), location[0].removesuffix("s")
     above = location[:1] if word == "algorithm" else location[:2]
     inner = ".".join(location[len(above) :])
-    mine = context.options_at(above) if kind is not None and inner else None
-    if kind is None or mine is None:
-        return ""
-    others = [name for name in names(kind) if inner in options_of(kind, name)]
+    mine: Any = context.options_at(above) if kind is not None and inner else None
+    others = [name for name in names(str(kind)) if inner in options_of(str(kind), name)] if mine is not None else []
     article = "an" if word == "algorithm" else "a"
     if not others:
         return ""
@@ -172,16 +152,3 @@ def _inconsistent(message: str, place: Sequence[str | int], context: Context) ->
     if place and first.split(".")[0] == place[-1]:
         return ".".join([*map(str, place[:-1]), message])
     return f"{option}: {message}"
-
-
-def _bound(bound: float) -> str:
-    """A bound as people write it: 1e9, not 1000000000."""
-    integer = float(bound).is_integer()
-    if integer and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
-        return f"{bound:g}".replace("e+0", "e").replace("e+", "e")
-    return show(int(bound) if integer else bound)
-
-
-def _short(value: Any) -> str:
-    text = show(value)
-    return text if len(text) <= 60 else text[:57] + "..."

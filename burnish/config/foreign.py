@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cache, partial
@@ -56,9 +56,11 @@ class Trainer:
         """What the table says of a name: in ``names`` its entry, in ``needless`` or ``lost`` the reason; or unknown."""
         if name in self.names or name in self.same:
             return "names", self.names.get(name, name)
-        groups = [("needless", self.needless), ("lost", self.lost)]
-        reasons = ((kind, why) for kind, group in groups for why, names in group.items() if fnmatched(name, names))
-        return next(reasons, ("unknown", "") if self.like is None else self.like.look(name))
+        for kind, group in (("needless", self.needless), ("lost", self.lost)):
+            for why, patterns in group.items():
+                if any(fnmatch(name, pattern) for pattern in patterns):
+                    return kind, why
+        return ("unknown", "") if self.like is None else self.like.look(name)
 
 
 @cache
@@ -75,11 +77,6 @@ def trainers() -> dict[str, Trainer]:
 def projects() -> list[str]:
     """Those of others in the table."""
     return [project for project in trainers() if project != OLD]
-
-
-def fnmatched(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name is among some, of which * stands for anything."""
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def read_entry(entry: str) -> tuple[list[tuple[str, str | None, str | None]], str]:

@@ -1,4 +1,4 @@
-"""What a run names of the Hugging Face hub, downloaded before anything else; models are recorded by their commits."""
+"""Models that a run names of the Hugging Face hub, downloaded before anything else and recorded by their commits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.run import RunConfig
-from burnish.config.yaml_text import parse
+from burnish.config.yaml_text import at, parse
 from burnish.language.model.tokenizer import INDEX as TOKENIZER
 from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
-from burnish.utils.errors import UserError
-from burnish.utils.hub import WORDS, HubModel, hub_data, hub_model, is_commit
+from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
 
@@ -38,8 +37,6 @@ def with_models(config: RunConfig) -> RunConfig:
     Raises:
         UserError: a model can't be had.
     """
-    if not any(model is not None for *_, model in _models(config)):
-        return config
     pinned, recorded = deepcopy(config), _recorded(config)
     for label in _left_out(pinned, recorded):
         log.info("reward %s is left out: its weights are not on this machine, or another reward is by them", label)
@@ -47,26 +44,11 @@ def with_models(config: RunConfig) -> RunConfig:
     for place, section, source, model in _models(pinned):
         if model is None:
             continue
-        before, _, known = str(_at(recorded, place).get(source.option)).partition("@")
+        before, _, known = str(at(recorded, *place, source.option)).partition("@")
         if before == model.name and not is_commit(model.revision) and is_commit(known):
             model = replace(model, revision=known)
         setattr(section, source.option, f"{model.name}@{model.folder().name}")
     return pinned
-
-
-def fetch_data(config: RunConfig) -> None:
-    """Download the data sets of the hub that a run learns from and is validated on, if they aren't in the cache.
-
-    Raises:
-        UserError: one can't be had.
-    """
-    for option, files in config.prompt_files.items():
-        for path in files:
-            if (named := hub_data(path)) is not None and not Path(path).exists():
-                try:
-                    named.load()
-                except UserError as error:
-                    raise UserError(f"{option}: {error}") from None
 
 
 def missing_model(config: RunConfig) -> HubModel | None:
@@ -90,7 +72,7 @@ def _left_out(config: RunConfig, recorded: Any) -> list[str]:
     lacking = {label for label, model in models if model is not None and model.cached() is None}
     learned = {label: one for label, one in config.rewards.items() if isinstance(one, LearnedReward)}
     others = [(one.name, one.path) for one in learned.values() if not one.if_cached]
-    begun = recorded.get("rewards") if isinstance(recorded, dict) else None
+    begun = at(recorded, "rewards")
     return [
         label
         for label, one in learned.items()
@@ -131,13 +113,3 @@ def _recorded(config: RunConfig) -> Any:
         folder = checked_path(config.resume, "resume").resolve().parents[1]
     file: Path = folder / CONFIG
     return parse(read_text(file)) if file.is_file() else {}
-
-
-def _at(tree: Any, place: Place) -> dict[str, Any]:
-    """A section of a written configuration; {} if it is not there."""
-    for step in place:
-        try:
-            tree = tree[step]
-        except (KeyError, IndexError, TypeError):
-            return {}
-    return tree if isinstance(tree, dict) else {}

@@ -24,7 +24,7 @@ from burnish.config.names import Context
 from burnish.config.plugins import chosen_by_path, open_plugins, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
-from burnish.config.yaml_text import merge, nest, parse, read_overrides, show
+from burnish.config.yaml_text import at, merge, nest, parse, read_overrides, show
 from burnish.registry import fields, known, lookup, named, names, validated, without
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
@@ -60,16 +60,18 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     extended = list(_extended(find_recipe(recipe)))
     machine, given = read_machine(overrides)
     nearest = list(dropwhile(lambda one: not one.hardware, extended))  # the recipe that states hardware, and below
-    models = (one.content.get("model") for one in nearest)
-    model = next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
+    model = next(filter(None, (at(one.content, "model", "path") for one in nearest)), None)
     origin = Origin(recipe, tuple(overrides), nearest[0].hardware if nearest else (), model)
     layers = [("", with_whole_paths(nest(given))), *((one.file, one.content) for one in extended)]
     if composed := machine.options(origin.stated):
         layers.insert(1, (f"options for the hardware of {layers[1][0]}", nest(read_overrides(composed))))
     plugins = open_plugins(next((tree["plugins"] for _, tree in layers if "plugins" in tree), []))
     task = task_named(chosen_task([tree for _, tree in layers])).config
-    layers = _for_algorithm(layers, task.algorithm_kind)
-    tree = _corrected(_opened(_merged(layers, given), plugins, task), task)
+    algorithm: Any = next(filter(None, (at(tree, "algorithm", "name") for _, tree in layers)), None)
+    layers = _for_algorithm(layers, algorithm, task.algorithm_kind)
+    there = algorithm is not None and known(task.algorithm_kind, algorithm)
+    parts = lookup(task.algorithm_kind, algorithm).parts if there else {}
+    tree = _corrected(_opened(_merged(layers, given, parts), plugins, task), task)
     # with every section that a run must have, if empty, so that messages name what is missing inside
     tree = {name: {} for name, field in fields(task).items() if field.is_required()} | labelled(tree)
     config: RunConfig = checked(task, tree, Context(layers[1:], given, tree, task))
@@ -112,18 +114,15 @@ def find_recipe(recipe: str) -> Path:
     """The file of a recipe."""
     if recipe in _shipped():
         return RECIPES / f"{recipe}.yaml"
-    path, known = checked_path(recipe, "recipe"), recipe_names()
-    is_file = path.suffix in (".yaml", ".yml")
-    if is_file and path.is_file():
+    path = checked_path(recipe, "recipe")
+    if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    if "=" in recipe:
-        raise ConfigError(f"{recipe!r} is no recipe; the recipe comes first, one of: {', '.join(known)}")
-    if is_file:
-        raise ConfigError(f"recipe {recipe} does not exist; give a .yaml file, or one of: {', '.join(known)}")
-    near = difflib.get_close_matches(recipe, known, n=1)
+    near = difflib.get_close_matches(recipe, recipe_names(), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    way_out = "give one that burnish recipes lists, such as quickstart, or a .yaml file"
-    raise ConfigError(f"recipe is {recipe}, which is none; {hint}{way_out}")
+    raise ConfigError(
+        f"recipe is {recipe}, which is none; {hint}give one that burnish recipes lists, such as quickstart, or the "
+        "path of a .yaml file; options come behind it"
+    )
 
 
 @cache
@@ -172,8 +171,6 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = parse(read_text(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; correct it, or give another recipe") from None
-    except UserError as error:
-        raise ConfigError(str(error)) from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
@@ -183,8 +180,16 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return with_whole_paths(content)
 
 
-def _merged(layers: Layers, given: dict[str, Any]) -> dict[str, Any]:
-    """The command line, of the options ``given``, and the recipes below it as one tree.
+def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> dict[str, Any]:
+    """The command line and the recipes below it as one tree.
+
+    ``steps`` replace data.epochs of the layers below, a part of the algorithm the options of the part that was chosen
+    there, and new rewards those that are not named again.
+
+    Args:
+        layers: for the algorithm.
+        given: options of the command line.
+        parts: the algorithm's own parts, by their kinds.
 
     Raises:
         ConfigError: an option takes back what is not there, or two say the same thing.
@@ -193,9 +198,12 @@ def _merged(layers: Layers, given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("steps and data.epochs are both given, and each says how long the run is; leave one out")
     tree: dict[str, Any] = {}
     for file, layer in reversed(layers):
-        data, below = layer.get("data"), tree.get("data")
-        if "steps" in layer and isinstance(below, dict) and not (isinstance(data, dict) and "epochs" in data):
-            tree["data"] = without(below, "epochs")  # steps decide, which are nearer
+        if "steps" in layer and at(layer, "data", "epochs") is None and at(tree, "data", "epochs") is not None:
+            tree["data"] = without(tree["data"], "epochs")
+        replaced = [parts[kind] for kind in parts if at(layer, "algorithm", kind) is not None]
+        if replaced and isinstance(tree.get("algorithm"), dict):
+            gone = {option for part in replaced for option in fields(part)} - {"name"}
+            tree["algorithm"] = without(tree["algorithm"], *gone)
         if file:
             tree = _without_replaced(tree, file, layer)
         else:
@@ -204,37 +212,18 @@ def _merged(layers: Layers, given: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _for_algorithm(layers: Layers, kind: str) -> Layers:
-    """Layers for the chosen algorithm: without options of others and of parts that aren't chosen, with its variants."""
-    sections = [tree.get("algorithm") for _, tree in layers]
-    names_of = [section.get("name") if isinstance(section, dict) else None for section in sections]
-    chosen = next((name for name in names_of if name is not None), None)
+def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
+    """Layers for the chosen algorithm: without options of others, with its variants."""
     own, fitting = None, []
-    for (file, layer), name in zip(reversed(layers), reversed(names_of), strict=True):
-        own = name or own
-        kept = without(layer, "variants") if file else layer
-        if "algorithm" in kept and own != chosen:
-            kept["algorithm"] = {"name": chosen}
-        variants = _variants(layer.get("variants") or {}, file, kind) if file else {}
-        fitting.append((file, merge(kept, variants.get(str(chosen), {}))))
-    layers = fitting[::-1]
-    return _for_parts(layers, lookup(kind, chosen).parts) if chosen is not None and known(kind, chosen) else layers
-
-
-def _for_parts(layers: Layers, parts: dict[str, type]) -> Layers:
-    """Layers without the options of an algorithm's own parts where a layer above them chooses other parts."""
-    replaced: set[str] = set()
-    mentioned: set[str] = set()
-    fitting = []
-    for file, layer in layers:
-        own = layer.get("algorithm")
-        if isinstance(own, dict):
-            layer = layer | {"algorithm": without(own, *replaced)}
-            for kind in parts.keys() & own.keys() - mentioned:
-                mentioned.add(kind)
-                replaced |= fields(parts[kind]).keys() - {"name"} if own[kind] is not None else set()
+    for file, layer in reversed(layers):
+        own = at(layer, "algorithm", "name") or own
+        if "algorithm" in layer and own != chosen:
+            layer = layer | {"algorithm": {"name": chosen}}
+        if file:
+            variants = _variants(layer.get("variants") or {}, file, kind)
+            layer = merge(without(layer, "variants"), variants.get(str(chosen), {}))
         fitting.append((file, layer))
-    return fitting
+    return fitting[::-1]
 
 
 def _variants(variants: Any, file: str, kind: str) -> dict[Any, Any]:
@@ -243,7 +232,7 @@ def _variants(variants: Any, file: str, kind: str) -> dict[Any, Any]:
         raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
         if not known(kind, name):
-            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind), short=True) + f" (in {file})")
+            raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind)) + f" (in {file})")
         inner = changed.get("algorithm", {}) if isinstance(changed, dict) and "variants" not in changed else None
         if not isinstance(inner, dict) or inner.get("name", name) != name:
             raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options of such a run")
@@ -308,13 +297,10 @@ def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
     Where ``async_rollout.depth`` is above 0, or ``data.scores`` reads samples, every algorithm that has
     ``rollout_correction`` gets it. One that refers to the sampler's log-probs gets the form that does.
     """
-    ahead, data, algorithm = (tree.get(section) for section in ("async_rollout", "data", "algorithm"))
-    depth = ahead.get("depth") if isinstance(ahead, dict) else None
-    given = isinstance(data, dict) and bool(data.get("scores"))
-    if not isinstance(algorithm, dict) or not (given or (isinstance(depth, int) and depth > 0)):
-        return tree
-    name = algorithm.get("name")
-    if name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:
+    algorithm: Any = tree.get("algorithm")
+    name = at(algorithm, "name")
+    of_others = at(tree, "data", "scores") or at(tree, "async_rollout", "depth")
+    if not of_others or name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:
         return tree
     if "rollout_correction" not in fields(lookup(task.algorithm_kind, name)):
         return tree

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from burnish.config.run import RunConfig
+from burnish.config.yaml_text import at
 from burnish.registry import Choice, fields, lookup, names
 
 UNIONS: tuple[Any, ...] = (typing.Union, types.UnionType, typing.Annotated)
@@ -50,11 +51,6 @@ class Context:
     def every_option(self) -> list[str]:
         """All dotted options and sections, including those of what names choose."""
         return [path for path in self.options if path]
-
-
-def types_of(field: Any) -> Types:
-    """What an option may be, with what marks it."""
-    return [*field.metadata, field.annotation]
 
 
 def options_of(kind: str, name: str) -> list[str]:
@@ -107,15 +103,9 @@ def _section(kinds: Types, value: Any) -> Any:
     members = list(_members(kinds))
     for one in members:
         if isinstance(one, Choice):
-            name = value if isinstance(value, str) else _get(value, "name")
+            name = value if isinstance(value, str) else at(value, "name")
             return lookup(one.kind, name) if name in names(one.kind) else None
     return next((one for one in members if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
-
-
-def _get(value: Any, name: str | int) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(name)
-    return value[name] if isinstance(value, list) and isinstance(name, int) and name < len(value) else None
 
 
 def _walk(kinds: Types, tree: Any, path: str) -> Iterator[tuple[str, Types, Any]]:
@@ -126,7 +116,7 @@ def _walk(kinds: Types, tree: Any, path: str) -> Iterator[tuple[str, Types, Any]
     if any(isinstance(one, Choice) for one in members) and (section is None or "name" not in fields(section)):
         yield f"{above}name", kinds, None
     for name, field in fields(section).items() if section is not None else ():
-        yield from _walk(types_of(field), _get(tree, name), f"{above}{name}")
+        yield from _walk([*field.metadata, field.annotation], at(tree, name), f"{above}{name}")
     holder = next((one for one in members if typing.get_origin(one) in (list, dict)), None)
     held = dict(enumerate(tree)) if isinstance(tree, list) else tree
     for label, value in held.items() if holder is not None and isinstance(held, Mapping) else ():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from burnish.config.yaml_text import merge, nest, show
+from burnish.config.yaml_text import at, merge, nest, show
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.user_code import absolute, is_file, load_module, reason
+from burnish.utils.user_code import absolute, load_module, reason
 
 
 def open_plugins(plugins: Any) -> list[str]:
@@ -26,22 +25,13 @@ def open_plugins(plugins: Any) -> list[str]:
     if not isinstance(plugins, list) or not all(isinstance(where, str) and where for where in plugins):
         raise ConfigError(f"plugins is {show(plugins):.80}; it must be a list, as in [my_package,path/to/file.py]")
     for i, where in enumerate(plugins):
-        said = f"plugins[{i}] is {where}"
-        found = absolute(where, f"plugins[{i}]")
-        if is_file(where) and not Path(found).is_file():
-            raise UserError(
-                f"{said}, but there is no such file (looked for {found}); give its path from the folder in "
-                "which the command is started, or its full path"
-            )
         try:
             load_module(where)
         except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
-            if isinstance(error, ModuleNotFoundError) and error.name == where.partition(".")[0] and not is_file(where):
-                raise UserError(
-                    f"{said}, which Python does not find; install it, start with PYTHONPATH set to the folder that it "
-                    "is in, or give the path of a file.py"
-                ) from None
-            raise UserError(f"{said}, which fails to import: {reason(error)}; mend it, or leave it out") from error
+            raise UserError(
+                f"plugins[{i}] is {where}, which fails to import: {reason(error)}; fix or remove it; modules are found "
+                "on PYTHONPATH, and files from the folder in which the command is started"
+            ) from error
     return [absolute(where) for where in plugins]
 
 
@@ -63,9 +53,7 @@ def chosen_by_path(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], s
         *(("rewards", one, "name") for one in labels),
     ]
     for place in named:
-        value: Any = tree
-        for part in place:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = at(tree, *place)
         if isinstance(value, str) and ":" in value:
             yield place, f"{place[0].removesuffix('s')}_kind", value
 

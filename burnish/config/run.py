@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from burnish.config.checks import problems
 from burnish.config.hardware import Origin
@@ -66,16 +67,15 @@ class TrackerOptions:
     """Further arguments of what opens the run, by name: entity and group of wandb.init, workspace of swanlab.init,
     space_id of trackio.init, tracking_uri of MlflowClient, and so on."""
 
-    @field_validator("arguments")
-    @classmethod
-    def _hold_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
-        held = [name for name, one in value.items() if SECRET.search(name) or (isinstance(one, str) and secret_in(one))]
-        if held:
-            raise ValueError(
-                f"arguments has {held[0]} with a secret, which would be saved; set the library's variable of the "
-                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD"
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            (
+                SECRET.search(name) or (isinstance(value, str) and secret_in(value)),
+                f"arguments has {name} with a secret, which would be saved; set the library's variable of the "
+                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD",
             )
-        return value
+            for name, value in self.arguments.items()
+        ]
 
 
 @options
@@ -116,7 +116,7 @@ class TrackersOptions:
 
 
 @options
-class RunConfig:
+class RunConfig(ABC):
     """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
 
     needs: ClassVar[type]  # what ``algorithm.needs()`` gives for this task
@@ -198,13 +198,6 @@ class RunConfig:
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
     origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
-
-    @field_validator("resume")
-    @classmethod
-    def _resumes_at_an_address(cls, value: str) -> str:
-        if is_address(value) and (complaint := address_complaint(value)):
-            raise ValueError(f"resume is {value}, {complaint}")
-        return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
@@ -292,9 +285,9 @@ class RunConfig:
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
 
     @property
+    @abstractmethod
     def samples_from(self) -> str:
         """Which options that number comes from, for messages."""
-        raise NotImplementedError
 
     @property
     def sampled_together(self) -> int:
@@ -358,13 +351,13 @@ class RunConfig:
         return None
 
     @property
+    @abstractmethod
     def words(self) -> Words:
         """How to speak of what is trained."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch_sizes(self) -> dict[str, Sizes]:
         """Sizes of batches that change no result, by their options."""
-        raise NotImplementedError
 
     @property
     def trainer_config(self) -> RunConfig:
@@ -376,13 +369,13 @@ class RunConfig:
         """The configuration of those workers."""
         return self
 
+    @abstractmethod
     def check_model(self, folder: Path) -> None:
         """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
 
         Raises:
             UserError: with every complaint.
         """
-        raise NotImplementedError
 
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""
@@ -421,7 +414,9 @@ class RunConfig:
         columns = tuple(weights) or (component_names(self.rewards) if needs.reads else ())
         watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
         sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
+        elsewhere = address_complaint(self.resume) if is_address(self.resume) else ""
         return [
+            (elsewhere, f"resume is {self.resume}, {elsewhere}"),
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
             (
                 weights and needs.data != "prompts",

@@ -8,10 +8,8 @@ import logging
 import os
 import shutil
 import socket
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 from burnish.config import RunConfig, batches, changes, dump, load
@@ -87,43 +85,28 @@ class RunFolder:
             UserError: it is none.
         """
         folder = cls(path)
-        if not folder.has_run():
+        if not holds_run(folder.path):
             raise UserError(f"{path} is not the folder of a run; give one that burnish train wrote (output_dir)")
         return folder
 
-    def has_run(self) -> bool:
-        """Whether a run was started here."""
-        return holds_run(self.path)
-
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
-        if not self.metrics.exists():
-            return []
-        rows: list[dict[str, Any]] = []
-        damaged = []
-        for number, text in enumerate(read_file(self.metrics).splitlines(), 1):
-            row: Any = None
-            with suppress(ValueError):
-                row = parse_json(text)
-            if is_row(row) and type(row.get(STEP)) is int:
-                rows.append(row)
-            elif text.strip():
-                damaged.append(f"line {number}")
-        if damaged:
-            log.warning("%s: %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
-        return rows
+        lines = read_file(self.metrics).splitlines() if self.metrics.exists() else []
+        rows = list(map(read_row, lines))
+        if damaged := [str(number) for number, row in enumerate(rows, 1) if row is None]:
+            log.warning("%s: line %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
+        return [row for row in rows if row is not None]
 
     def claim(self) -> None:
         """Lock the folder, if it exists, against other training processes until ``close`` or the end of this one.
 
         Raises:
-            UserError: another process trains here, the folder can't be made, or it holds files that no run wrote.
+            UserError: another process trains here, or the folder holds files that no run wrote.
         """
         if self._claim is not None:
             return
         check_run_folder(str(self.path))
         if not self.path.is_dir():
-            self._try_out()
             return
         import fcntl
 
@@ -148,15 +131,6 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         self._claim = file
-
-    def _try_out(self) -> None:
-        """Make a folder where this one will be, and remove it: permissions alone don't tell on every disk."""
-        nearest = next(path for path in self.path.absolute().parents if path.exists())
-        try:
-            with writing(self.path), TemporaryDirectory(prefix=".burnish-", dir=nearest):
-                pass
-        except UserError as error:
-            raise UserError(f"output_dir is {self.path}: {error}") from error
 
     def close(self) -> None:
         """Release the lock."""
@@ -217,29 +191,21 @@ class RunFolder:
                 f"{self.config}, the options of the run that is to be resumed, can't be read: {first_line(error)}\n"
                 "if it is damaged, remove it: the run goes on with the options that are given"
             ) from error
-        differing, hint = [], ""
-        decaying = {name: one for name, one in config.optimizers.items() if one.has_length}
-        for line in changes(before, config):
-            option = line.split(":", 1)[0]
-            open_ended = [name for name, one in decaying.items() if one.schedule_updates is None]
-            if option == "steps" and open_ended:
-                differing.append(line)
-                # with this length the updates that were made would be the same, if there is such a length
-                length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in open_ended)
-                hint = (
-                    f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set its "
-                    f"length: {length}"
-                )
-            elif not may_change(config, option):
-                differing.append(line)
-            elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in decaying:
-                log.warning("the learning rate continues with a schedule of another length: %s", line)
+        decaying = [name for name, one in config.optimizers.items() if one.has_length and one.schedule_updates is None]
+        options = {line: line.split(":", 1)[0] for line in changes(before, config)}
+        differing = [
+            line for line, option in options.items()
+            if not may_change(config, option) or (option == "steps" and decaying)
+        ]  # fmt: skip
         if differing:
+            # with this length the updates that were made would be the same, if there is such a length
+            length = " ".join(f"{name}.schedule_updates={max(before.steps, config.steps)}" for name in decaying)
+            hint = f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set: {length}"
             raise UserError(
                 f"output_dir is {config.output_dir}, whose run was started with other options (then -> now):"
                 + "".join(f"\n  {line}" for line in differing)
                 + "\ngive the same options to resume it, or another output_dir to start a new run"
-                + hint
+                + (hint if length and before.steps != config.steps else "")
             )
 
     def with_its_batches(self, config: RunConfig) -> RunConfig:
@@ -291,6 +257,15 @@ def check_place(config: RunConfig) -> None:
             f"{path} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
             f"here; give output_dir={path.parent} to go on with that run, or a new one to begin anew with its options"
         )
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """The metrics in a line of metrics.jsonl; None where it is truncated or damaged."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if is_row(row) and type(row.get(STEP)) is int else None
 
 
 def is_row(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from burnish.config.errors import wrong_choice
 from burnish.config.run import RunConfig
+from burnish.config.yaml_text import at
 from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
 
@@ -28,33 +29,21 @@ class Words:
     exact: str  # what the strictest measure counts
 
 
-IMAGES = Words(
-    sample="image",
-    samples="images",
-    gallery="Images",
-    trained="the transformer",
-    same="Each pair of images began from the same noise.",
-    total="perf/total_num_images",
-    sample_arguments='"a prompt"',
-    measures=("ocr_exact", "border_darkness"),
-    exact="Images whose text is read exactly right",
-)
-CLIPS = replace(
-    IMAGES,
-    sample="clip",
-    samples="clips",
-    gallery="Clips",
-    same="Each pair of clips began from the same noise.",
-    exact="Clips whose text is read exactly right",
-)
-SOUNDS = replace(
-    CLIPS,
-    sample="sound",
-    samples="sounds",
-    gallery="Sounds",
-    same="Each pair of sounds began from the same noise.",
-)
-DRAWN = {"image": IMAGES, "clip": CLIPS, "sound": SOUNDS}  # by what a generator draws
+def _drawn(sample: str) -> Words:
+    return Words(
+        sample=sample,
+        samples=f"{sample}s",
+        gallery=f"{sample.title()}s",
+        trained="the transformer",
+        same=f"Each pair of {sample}s began from the same noise.",
+        total="perf/total_num_images",
+        sample_arguments='"a prompt"',
+        measures=("ocr_exact", "border_darkness"),
+        exact=f"{sample.title()}s whose text is read exactly right",
+    )
+
+
+DRAWN = {sample: _drawn(sample) for sample in ("image", "clip", "sound")}  # by what a generator draws
 FILES = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # what files of samples hold
 RESPONSES = Words(
     sample="response",
@@ -107,7 +96,7 @@ DEFAULT = "text-to-image"
 TASKS = {
     DEFAULT: Task(
         config_path="burnish.diffusion.config:FlowConfig",
-        words=IMAGES,
+        words=DRAWN["image"],
         assembly_path="burnish.diffusion.assembly:FlowAssembly",
         read_path="burnish.data.prompts:read_prompts",
     ),
@@ -151,9 +140,9 @@ def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The algorithms and rewards that recipes name, each with the attribute that names its kind."""
     for tree in trees:
-        algorithm, rewards = tree.get("algorithm"), tree.get("rewards")
-        if isinstance(algorithm, Mapping) and "name" in algorithm:
-            yield "algorithm_kind", algorithm["name"]
+        rewards = tree.get("rewards")
+        if (name := at(tree, "algorithm", "name")) is not None:
+            yield "algorithm_kind", name
         for label, options in rewards.items() if isinstance(rewards, Mapping) else ():
             if options is not None:
-                yield "reward_kind", options.get("name", label) if isinstance(options, Mapping) else label
+                yield "reward_kind", at(options, "name") or label

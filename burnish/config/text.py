@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from burnish import __version__
 from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
-from burnish.config.yaml_text import show
+from burnish.config.yaml_text import brief, show
 from burnish.registry import Named, explanation, fields
 from burnish.rl.algorithm import Algorithm
 from burnish.utils.json_text import flattened
@@ -93,7 +93,7 @@ def _section(section: Any, above: str) -> Iterator[Line]:
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         nested = dataclasses.is_dataclass(value)
         if not field.is_required() and not is_named(value) and (default is None if nested else value != default):
-            words = f"[default {_brief(default)}] {words}"
+            words = f"[default {brief(_plain(default), 40)}] {words}"
         if nested:
             yield _line(above, name, ..., words)
             yield from _section(value, f"{above}{name}.")
@@ -115,11 +115,6 @@ def _line(above: str, name: str, value: Any, words: str) -> Line:
     """An option; ``...`` is the value of a section."""
     text = "  " * above.count(".") + (f"{name}:" if value is ... else f"{name}: {show(_plain(value))}")
     return Line(f"{above}{name}", text, words)
-
-
-def _brief(value: Any) -> str:
-    text = show(_plain(value))
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -81,6 +81,12 @@ def show(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...").removesuffix("\n")
 
 
+def brief(value: Any, most: int = 60) -> str:
+    """A value on one line, cut to so many characters."""
+    text = show(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
@@ -130,6 +136,16 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(name)
         merged[name] = merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return merged
+
+
+def at(tree: Any, *place: str | int) -> Any:
+    """What a tree has at a place, whatever else it may be; None where there is nothing."""
+    for name in place:
+        if isinstance(tree, Mapping):
+            tree = tree.get(name)
+        else:
+            tree = tree[name] if isinstance(tree, list) and isinstance(name, int) and name < len(tree) else None
+    return tree
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

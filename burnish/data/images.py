@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from burnish.data.pixels import media_of
-from burnish.data.prompts import IMAGES, captioned, is_captioned, prompt_of
+from burnish.data.prompts import IMAGES, TEXT, prompt_of
 from burnish.data.records import Record, read_files, read_records
 from burnish.data.scored import scores_in
 from burnish.data.values import find, listed
@@ -83,14 +82,9 @@ def read_images(
         prompt = prompt_of(record, keys, images=BEGINNING[holds])
         return [ImageRecord(prompt, images, record.where, scores_in(record, scores or {}))]
 
-    def records(path: Path) -> Iterator[Record]:
-        if is_captioned(path) and holds == "images":
-            return captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
-        return read_records(path)
-
-    def check(found: list[ImageRecord]) -> Iterable[str]:
-        return () if size is None else _wrong_sizes(found, size)
-
+    image = KEYS[holds][0][0] if holds == "images" else None
+    records = partial(read_records, prompt=keys.prompt_key or TEXT[0], image=image)
+    check = (lambda found: ()) if size is None else partial(_wrong_sizes, size=size)
     return read_files(files, read, records, check, media_folder=keys.media_folder)
 
 

@@ -17,7 +17,7 @@ from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
 from burnish.utils.errors import UserError
-from burnish.utils.media import DEFAULT_FPS, as_rgb
+from burnish.utils.media import DEFAULT_FPS, as_rgb, in_bytes
 
 IMAGE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
 VIDEO_SIZES = {"fps": "fps", "max_frames": "max_frames", "max_pixels": "video_max_pixels"}
@@ -159,11 +159,7 @@ def _base64(text: str, what: str) -> bytes:
 
 
 def _array(value: Any) -> Media:
-    import numpy as np
-
-    pixels = np.asarray(as_rgb(value) if hasattr(value, "getbands") else value)
-    if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
-        pixels = pixels.astype(np.uint8)  # Parquet returns lists of numbers without their type
+    pixels = in_bytes(as_rgb(value) if hasattr(value, "getbands") else value)  # lists of Parquet have no type
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
     return Media.array(pixels)
@@ -193,11 +189,9 @@ def check_media(
     Raises:
         UserError: it names the first records; the others are counted.
     """
-    records: dict[Media, list[str]] = {}
+    records: dict[Media, dict[str, None]] = {}  # of each, the records that name it, in order
     for where, media in found:
-        known = records.setdefault(media, [])
-        if where not in known:
-            known.append(where)
+        records.setdefault(media, {})[where] = None
     every, refused = -(-len(records) // DECODED), cache(refusal)  # the sizes of a data set repeat
 
     def look(number: int, media: Media) -> str:

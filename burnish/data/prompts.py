@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from burnish.data.conversation import asked, beside, converse, media_in
@@ -21,8 +21,6 @@ NEGATIVE = ("negative_prompt",)
 IMAGES = ("images", "image")
 ANSWER = ("answer", "ground_truth", "target", "reward_model.ground_truth")
 IMAGE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of images have them under
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
-SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 
 def read_prompts(
@@ -42,7 +40,8 @@ def read_prompts(
     """
     chosen = keys or PromptOptions()
     pack = Packer(lambda record: prompt_of(record, chosen, images=images), by_text=chosen.template is not None)
-    return Prompts(read_files(files, pack, lambda path: _records(path, chosen), media_folder=chosen.media_folder))
+    records = partial(read_records, prompt=chosen.prompt_key or TEXT[0], image=chosen.images_key or IMAGES[0])
+    return Prompts(read_files(files, pack, records, media_folder=chosen.media_folder))
 
 
 def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IMAGES) -> Prompt:
@@ -102,38 +101,3 @@ def _inputs(record: Record, keys: PromptOptions) -> Iterator[tuple[str, Media]]:
             # the frames of a mask, or several references
             listed = isinstance(value, list) and bool(value) and isinstance(value[0], str | bytes | dict)
             yield key, media_of(value, "video" if "video" in key or listed else "image", record.folder)
-
-
-def _records(path: Path, keys: PromptOptions) -> Iterator[Record]:
-    prompt = keys.prompt_key or "prompt"
-    if is_captioned(path):
-        return captioned(path, prompt, keys.images_key or IMAGES[0])
-    return read_records(path, prompt)
-
-
-def is_captioned(path: Path) -> bool:
-    """Whether this is a folder of images, and none that the datasets library saved."""
-    return path.is_dir() and not any((path / name).exists() for name in SAVED)
-
-
-def captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
-    """The images of a folder, each with its prompt from a .txt file of the same name, under these keys."""
-    for file in sorted(folder.rglob("*")):
-        if file.suffix.lower() not in SUFFIXES:
-            continue
-        try:
-            # absolute, because relative paths are resolved against the folder, which is part of this one already
-            yield Record(str(file), file.parent, {prompt: _caption(file), image: str(file.absolute())})
-        except ValueError as error:
-            yield Record(str(file), file.parent, {}, str(error))
-
-
-def _caption(file: Path) -> str:
-    caption = file.with_suffix(".txt")
-    try:
-        text = caption.read_text(encoding="utf-8").strip()
-    except OSError:
-        raise ValueError(f"has no caption; write its prompt into {caption.name} in the same folder") from None
-    if not text:
-        raise ValueError(f"has an empty prompt in {caption.name}")
-    return text

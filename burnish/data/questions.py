@@ -9,7 +9,7 @@ from typing import Any
 from burnish.data.conversation import DIALOGUES, Conversation, asked, beside, converse, media_in
 from burnish.data.packing import Packer
 from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, data_error, read_files, read_records
-from burnish.data.values import find, listed, templated, text_of
+from burnish.data.values import find, listed, templated
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit, Kind
 from burnish.types.messages import read_tools
@@ -38,9 +38,6 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
         ValueError: a value has the wrong type, or media and placeholders don't match.
     """
     key, value = _asked(record, options)
-    plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
-    if plain and not any(found is not None for _, found in _media(record, options).values()):
-        return _prompt(record, options, key, text_of(value, key))
     conversation = converse_with_media(record, value, options)
     messages = conversation.messages
     if messages[-1].role != "assistant":
@@ -78,17 +75,12 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
     Raises:
         ValueError: as ``question``.
     """
-    media = media_in(record, _media(record, options))
-    return converse(value, media, record.folder, system=options.system_prompt)
-
-
-def _media(record: Record, options: LanguageDataOptions) -> dict[Kind, tuple[str, Any]]:
-    """The keys and values of a record's images, videos and sounds; None for what it does not have."""
-    return {
+    found: dict[Kind, tuple[str, Any]] = {
         "image": find(record.values, IMAGES, options.images_key, "images_key"),
         "video": find(record.values, VIDEOS, options.videos_key, "videos_key"),
         "audio": find(record.values, AUDIOS, options.audios_key, "audios_key"),
     }
+    return converse(value, media_in(record, found), record.folder, system=options.system_prompt)
 
 
 def prompt_of(
@@ -108,18 +100,13 @@ def prompt_of(
     key, value = asked(record.values, PROMPT, options.prompt_key)
     one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
     plain = one and not any(media.values())
-    return _prompt(
-        record, options, key, Conversation(list(messages), media).text(),
-        messages=() if plain else tuple(messages), conversational=isinstance(value, list),
-        **{f"{kind}s": tuple(own) for kind, own in media.items()},
-    )  # fmt: skip
-
-
-def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
-    """A prompt whose text was under a key, with all that its record says beside."""
     left_out = (*IMAGES, *VIDEOS, *AUDIOS, options.images_key, options.videos_key, options.audios_key)
-    about = beside(record, key, options, answers=ANSWER, left_out=left_out)
-    return Prompt(text=text, tools=read_tools(record.values.get("tools")), **about, **shown)
+    return Prompt(
+        text=Conversation(list(messages), media).text(), messages=() if plain else tuple(messages),
+        images=tuple(media["image"]), videos=tuple(media["video"]), audios=tuple(media["audio"]),
+        tools=read_tools(record.values.get("tools")), conversational=isinstance(value, list),
+        **beside(record, key, options, answers=ANSWER, left_out=left_out),
+    )  # fmt: skip
 
 
 def fit_of(options: LanguageDataOptions) -> Fit:

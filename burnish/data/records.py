@@ -15,7 +15,7 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
-from burnish.utils.reading import checked_path, read_text
+from burnish.utils.reading import checked_path, read_text, understood
 from burnish.utils.user_code import absolute, is_file, load_object, names_code, reason
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ COLUMNS = {".csv": ",", ".tsv": "\t"}  # what separates the cells of a row
 LARGEST_CELL = 64 << 20  # characters: an image as base64 may be in one
 ROWS = 256  # rows of a table that are converted to Python objects at once
 LISTED = 10  # problems that one message lists
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
+SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 # keys of published data sets
 PROMPT = ("prompt", "messages", "question", "problem", "query")
@@ -56,18 +59,22 @@ def files_of(files: str | Sequence[str]) -> list[Path]:
     return [resolve(name) for name in names]
 
 
-def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
+def read_records(path: Path, prompt: str = PROMPT[0], image: str | None = None) -> Iterator[Record]:
     """The records of a file, of a directory that the datasets library saved, of a data set of the hub, or of user code.
 
     Args:
         path: as ``files_of`` gives it.
         prompt: the key under which lines of text are.
+        image: the key under which images of a folder are, each with its prompt in a .txt file of the same name; None
+            reads no such folders.
 
     Raises:
         UserError: it can't be read.
     """
     name = str(path)
-    if path.is_dir():
+    if path.is_dir() and image is not None and not any((path / name).exists() for name in SAVED):
+        yield from _captioned(path, prompt, image)
+    elif path.is_dir():
         yield from _rows(name, path, _saved(path))
     elif not path.exists() and names_code(name):
         file = _file_of(name)
@@ -129,6 +136,17 @@ def read_files(
     if problems:
         raise data_error(problems)
     return found
+
+
+def _captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
+    """The images of a folder with their prompts."""
+    for file in sorted(folder.rglob("*")):
+        if file.suffix.lower() in SUFFIXES:
+            caption = file.with_suffix(".txt")
+            text = read_text(caption).strip() if caption.is_file() else ""
+            problem = "" if text else f"has no prompt; write it into {caption.name} in the same folder"
+            # absolute, because relative paths are resolved against the folder, which is part of this one already
+            yield Record(str(file), file.parent, {prompt: text, image: str(file.absolute())}, problem)
 
 
 def _index(path: Path) -> Path:
@@ -264,13 +282,8 @@ def _saved(path: Path) -> Iterator[dict[str, Any]]:
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
         raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
-    try:
-        table = datasets.Dataset.load_from_disk(str(path))
-    except Exception as error:  # whatever the library makes of files that are not its own
-        raise UserError(
-            f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
-        ) from None
-    return rows_of(table, str(path))
+    with understood(f"{path} is no file, and no folder that save_to_disk of the datasets library wrote"):
+        return rows_of(datasets.Dataset.load_from_disk(str(path)), str(path))
 
 
 def rows_of(table: Any, name: str) -> Iterator[dict[str, Any]]:

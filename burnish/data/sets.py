@@ -28,6 +28,7 @@ from burnish.utils.http import HttpError, request
 from burnish.utils.hub import HubData
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
+from burnish.utils.reading import understood
 
 FOLDER = Path("data")  # where sets are written unless said otherwise, and where recipes look for them
 GITHUB = "https://raw.githubusercontent.com"
@@ -305,8 +306,6 @@ def _with_videos(target: Path, *, held_out: bool) -> Iterator[Row]:
             with writing(target):
                 written = places[row["videos"][0]].extract(name, target / "videos")  # nothing leads out of there
             yield row | {"videos": [Path(written).relative_to(target).as_posix()]}
-    for archive in archives:
-        archive.close()
 
 
 SETS: dict[str, NamedSet] = {
@@ -458,17 +457,10 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
 
 def _rows(split: Split, target: Path) -> list[Row]:
     rows: list[Row] = []
-    try:
+    with understood(f"{split.source} is not as its makers published it"):
         for row in split.read(target):
             images = [_image(value, target) for value in row.get("images") or ()]
             rows.append(row | {"images": images} if images else row)
-    except UserError:
-        raise
-    except Exception as error:  # it may be anything
-        raise UserError(
-            f"{split.source} is not as its makers published it, after record {len(rows)}: {type(error).__name__}: "
-            f"{error}; look at it, and read it by its own keys as data.train_files"
-        ) from error
     return rows
 
 

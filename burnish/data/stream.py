@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from burnish.rl.advantages import group_statistics
-from burnish.types.prompt import Prompt, Prompts
+from burnish.types.prompt import Prompts
 from burnish.types.rollout import Rollouts
 from burnish.utils import random
 from burnish.utils.errors import UserError, listed
@@ -306,6 +306,3 @@ class Stream(Generic[T]):
 
 def _other_data(why: str) -> UserError:
     return UserError(f"cannot resume: {why}; restore what was, or start a new run in another output_dir")
-
-
-PromptStream = Stream[Prompt]

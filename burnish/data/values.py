@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,7 @@ def record_of(values: Mapping[str, Any], without: Container[str]) -> str:
         without: keys that are left out: media, and what a prompt has as it is.
     """
     given = ((key, value) for key, value in values.items() if value is not None and key not in without)
-    kept = {str(key): _without_bytes(value) for key, value in given}
-    kept = {key: value for key, value in kept.items() if not isinstance(value, bytes)}
+    kept = {str(key): _without_bytes(value) for key, value in given if not isinstance(value, bytes)}
     # ASCII: half of a surrogate pair is nothing that UTF-8 could hold
     return _ASCII.encode(kept) if kept else ""
 
@@ -157,24 +156,21 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
         UserError: with every such key.
     """
     kinds = prompts.kinds
-    there: dict[str, Callable[[str], bool]] = {
-        "images_key": lambda key: any(one.images for one in kinds),
-        "videos_key": lambda key: any(one.videos for one in kinds),
-        "audios_key": lambda key: any(one.audios for one in kinds),
-        "answer_key": lambda key: any(one.answer is not None for one in kinds),
-        "label_key": lambda key: any(one.label is not None for one in kinds),
-        "input_keys": lambda key: any(key == name for one in kinds for name, _ in one.inputs),
+    there = {
+        "images_key": any(one.images for one in kinds),
+        "videos_key": any(one.videos for one in kinds),
+        "audios_key": any(one.audios for one in kinds),
+        "answer_key": any(one.answer is not None for one in kinds),
+        "label_key": any(one.label is not None for one in kinds),
     }
-    given: dict[str, list[str]] = {}
-    for option in there:
-        value = getattr(options, option, None)
-        given[option] = [value] if isinstance(value, str) else [key for key in value or () if key not in INPUTS]
+    absent = [(option, getattr(options, option, None)) for option, found in there.items() if not found]
+    inputs = {*INPUTS, *(name for one in kinds for name, _ in one.inputs)}
+    absent += [("input_keys", key) for key in getattr(options, "input_keys", ()) if key not in inputs]
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
         "leave it out"
-        for option, keys in given.items()
-        for key in keys
-        if not there[option](key)
+        for option, key in absent
+        if key is not None
     ]
     if complaints:
         raise ConfigError(complaints)

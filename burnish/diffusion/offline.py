@@ -84,7 +84,8 @@ class EncodedImages:
             return torch.stack([self._latent(*of[row]) for row in rows.tolist()])
 
         places = torch.arange(len(of)).view(len(records), -1)
-        return stand_in(Column.of(Made((len(of), *self._shape), self._latents(self.records[0]).dtype, encoded), places))
+        dtype = self._latents(self.records[0]).dtype
+        return stand_in(Column.of(Made(shape=(len(of), *self._shape), dtype=dtype, make=encoded), places))
 
     def _noised(self, conditioning: Gathered[Conditioning], latents: Tensor) -> Tensor:
         """Which elements of the images are noised, as ``OfflineSamples`` has them."""
@@ -95,7 +96,7 @@ class EncodedImages:
                 found = model.noised(conditioning.select(rows))
                 return torch.ones(len(rows), *shape, dtype=torch.bool) if found is None else found.cpu()
 
-            return stand_in(Column.of(Made((len(latents), *shape), torch.bool, masks)))
+            return stand_in(Column.of(Made(shape=(len(latents), *shape), dtype=torch.bool, make=masks)))
         found = model.noised(conditioning)
         return all_noised(latents[:, 0]) if found is None else found.to(latents.device)
 

@@ -32,7 +32,7 @@ from burnish.types.batch import Gathered, to_device
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, settled
-from burnish.types.samples import Clip, Sample, Sound, coarse, joined
+from burnish.types.samples import Clip, Sample, Sound, coarse
 from burnish.utils import random
 from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.video import clip_format, encode_clip, encode_sound
@@ -80,7 +80,7 @@ class FlowRollouts:
                     sample=job.sample[rows], steps=None, recording=self.needs.recording,
                 )  # fmt: skip
                 scored, shapes = self._sample(again, request.version, files=self.files)
-                failures, ran = [*failures, *scored.failures], joined([ran, scored.execution])
+                failures, ran = [*failures, *scored.failures], [*ran, *scored.execution]
             else:
                 scored, shapes = scored.select(rows), [shapes[row] for row in rows.tolist()]
         if self.rollout.n > 1:

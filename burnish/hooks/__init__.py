@@ -203,15 +203,13 @@ def reclaim_time(options: StepOptions) -> ReclaimTime | None:
     Raises:
         UserError: it is no time, or past.
     """
-    from burnish.options import unix_seconds  # the command line must not wait for pydantic
-
     given: dict[str, Any] = {name: value for name in VARIABLES if (value := os.environ.get(name))}
     if options.walltime is not None:
         given = {"trainer.walltime": options.walltime}
     times = []
     for name, value in given.items():
         try:
-            times.append(ReclaimTime(at=unix_seconds(value), by=name))
+            times.append(ReclaimTime(at=float(value), by=name))
         except ValueError:
             raise UserError(f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it") from None
     first = min(times, key=lambda one: one.at, default=None)

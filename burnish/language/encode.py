@@ -280,7 +280,9 @@ class SharedPrompts:
 
         if any(not shape for shape, _ in shapes.values()):  # single numbers have no rows
             return self.encode([prompt]).rows()
-        sources = {name: Made(shape, dtype, partial(rows_of, name)) for name, (shape, dtype) in shapes.items()}
+        sources = {
+            name: Made(shape=shape, dtype=dtype, make=partial(rows_of, name)) for name, (shape, dtype) in shapes.items()
+        }
         return replace(outline, features=[replace(outline.features[0], tensors=LazyTensors(sources))])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.targets import ends_with, is_passed_by
 from burnish.options.model import Precision
 from burnish.utils.errors import UserError
-from burnish.utils.installed import quantization_complaint
+from burnish.utils.installed import lacking
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def quantize(
     Raises:
         UserError: the library is missing, a pattern matches no layer, or nothing is left to quantise.
     """
-    if complaint := quantization_complaint(precision):
+    if complaint := lacking(precision):
         raise UserError(f"{option}={precision} {complaint}")
     chosen = layers_to_quantize(network, precision, exclude=exclude, in_full=in_full, option=option)
     QUANTIZERS[precision](network, chosen, compute, device)

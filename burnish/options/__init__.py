@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field
 
 from burnish.registry import MayChange, ReadIf, options
 from burnish.utils.addresses import address_complaint
@@ -54,6 +53,19 @@ def _whole_above_one(value: float) -> float:
     return value if 0 < value < 1 else int(value)
 
 
+def _unix_seconds(moment: float | str) -> float:
+    """Seconds since 1970 of a time in ISO 8601, or given as such."""
+    if not isinstance(moment, str):
+        return moment
+    try:
+        given = datetime.fromisoformat(moment)
+    except ValueError:
+        raise ValueError("it must be a time such as 2026-01-31T18:00:00+01:00, or Unix seconds") from None
+    if given.tzinfo is None:
+        raise ValueError("its time zone is missing: add Z for UTC, or an offset such as +01:00")
+    return given.timestamp()
+
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 if TYPE_CHECKING:
@@ -79,27 +91,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
-def unix_seconds(moment: float | str) -> float:
-    """Seconds since 1970 of a time given as such or in ISO 8601.
-
-    Raises:
-        ValueError: it is neither, or its time zone is missing.
-    """
-    try:
-        seconds = float(moment)
-    except ValueError:
-        try:
-            given = datetime.fromisoformat(str(moment))
-        except ValueError:
-            raise ValueError("it must be a time such as 2026-01-31T18:00:00+01:00, or Unix seconds") from None
-        if given.tzinfo is None:
-            raise ValueError("its time zone is missing: add Z for UTC, or an offset such as +01:00") from None
-        seconds = given.timestamp()
-    if not math.isfinite(seconds):
-        raise ValueError("it must be a finite time")
-    return seconds
-
-
 # what a rejection looks at: an estimate of the KL of each action, or their sum, mean or largest along a sample
 Rule = Literal[
     "token_k1", "token_k2", "token_k3",
@@ -120,14 +111,13 @@ class AdamWOptions:
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
 
-    @model_validator(mode="after")
-    def _weights_stay(self) -> Self:
-        if self.lr * self.weight_decay >= 1:
-            raise ValueError(
-                f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
-                "the weights by that fraction; lower weight_decay"
-            )
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        shrinks = self.lr * self.weight_decay
+        return [(
+            shrinks >= 1,
+            f"lr x weight_decay is {shrinks:g}; it must be below 1, since every step shrinks the weights by that "
+            "fraction; lower weight_decay",
+        )]  # fmt: skip
 
 
 @options
@@ -158,14 +148,6 @@ class OptimizerOptions(AdamWOptions):
     """Keep the optimizer's states in CPU memory and step there: a third to a half of the memory of trained weights, for
     a slower step. sharding.offload keeps them there with the weights."""
 
-    @model_validator(mode="after")
-    def _steps_make_sense(self) -> Self:
-        if self.offload and self.name == "adamw_8bit":
-            raise ValueError("offload is true and name is adamw_8bit, whose kernels need a GPU; leave one of them out")
-        if self.min_lr >= self.lr:
-            raise ValueError(f"min_lr is {self.min_lr:g} and lr is {self.lr:g}: there is no decay; lower min_lr")
-        return self
-
     def contradictions(self, run: RunConfig) -> Rules:
         section = next((name for name, optimizer in run.optimizers.items() if optimizer is self), None)
         if section is None:  # of a network that this run has not
@@ -173,6 +155,15 @@ class OptimizerOptions(AdamWOptions):
         steps, updates, ranks = run.optimizer_steps, self.schedule_updates, run.ranks
         packed = run.quantized is not None  # every process holds all weights, as one does
         return [
+            *super().contradictions(run),
+            (
+                self.offload and self.name == "adamw_8bit",
+                "offload is true and name is adamw_8bit, whose kernels need a GPU; leave one of them out",
+            ),
+            (
+                self.min_lr >= self.lr,
+                f"min_lr is {self.min_lr:g} and lr is {self.lr:g}: there is no decay; lower min_lr",
+            ),
             (
                 self.warmup_steps >= steps,
                 f"{section}.warmup_steps is {self.warmup_steps}, but the run has only {steps} optimizer steps: "
@@ -226,7 +217,7 @@ class StepOptions:
     """Consecutive optimizer steps with a non-finite loss or gradient, or policy updates without training signal because
     rewards are missing, that are skipped before the run stops; ten times as many where all rewards are present but
     equal."""
-    walltime: Annotated[float | str | None, MayChange()] = None
+    walltime: Annotated[Annotated[float | str, AfterValidator(_unix_seconds)] | None, MayChange()] = None
     """Time at which this (spot) machine will be reclaimed, or the job ends: ISO 8601 with a time zone,
     2026-01-31T18:00:00+01:00, or Unix seconds. The run saves and stops before. null reads the environment variables
     that Slurm and clouds set."""
@@ -235,13 +226,6 @@ class StepOptions:
     peak_tflops: Annotated[Positive | None, MayChange()] = None
     """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
     that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
-
-    @field_validator("walltime")
-    @classmethod
-    def _walltime_is_a_time(cls, value: float | str | None) -> float | str | None:
-        if value is not None:
-            unix_seconds(value)
-        return value
 
 
 @options
@@ -463,18 +447,15 @@ class CheckpointOptions:
     ] = 600.0
     """Seconds at the end of a run, or a stop, in which export and copy_to may be finished; 10 at most if it fails."""
 
-    @field_validator("copy_to")
-    @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        if value is not None and (complaint := address_complaint(value)):
-            raise ValueError(f"copy_to is {value}, {complaint}")
-        return value
-
     def contradictions(self, run: RunConfig) -> Rules:
-        return [(
-            self.export == "lora" and run.model.lora is None,
-            "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged",
-        )]  # fmt: skip
+        complaint = "" if self.copy_to is None else address_complaint(self.copy_to)
+        return [
+            (complaint, f"checkpoint.copy_to is {self.copy_to}, {complaint}"),
+            (
+                self.export == "lora" and run.model.lora is None,
+                "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged",
+            ),
+        ]
 
 
 Role = Literal["trainer", "rollout", "reward", "controller"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.options import ON_CPU, SAMPLED, SCORED, Count, NonNegative, Positive, Rules, Seconds, Threads, Whole
 from burnish.registry import MayChange, ReadIf, options
@@ -34,14 +34,18 @@ class PoolOptions:
     gpus: NonNegative | None = None
     """GPUs per process: an integer, or a fraction of a shared one; null is 1 on cuda and 0 on cpu."""
 
-    @model_validator(mode="after")
-    def _device_and_gpus_agree(self) -> Self:
-        if (self.gpus and self.device == "cpu") or (self.gpus == 0 and self.device == "cuda"):
-            raise ValueError(f"gpus is {self.gpus:g}, but device is {self.device}; leave one of them out")
-        for name, value in (("cpus", self.cpus), ("gpus", self.gpus or 0)):
-            if value > 1 and value != int(value):
-                raise ValueError(f"{name} is {value:g}; above 1 it must be a whole number")
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        gpus = self.gpus or 0.0
+        return [
+            (
+                (gpus and self.device == "cpu") or (self.gpus == 0 and self.device == "cuda"),
+                f"gpus is {gpus:g}, but device is {self.device}; leave one of them out",
+            ),
+            *(
+                (value > 1 and value != int(value), f"{name} is {value:g}; above 1 it must be a whole number")
+                for name, value in (("cpus", self.cpus), ("gpus", gpus))
+            ),
+        ]
 
     @property
     def size(self) -> int:
@@ -105,20 +109,21 @@ class RayOptions:
     max_restarts: Whole = 3
     """Restarts of a pool's workers (dead, hanging, or with a failed device) within a day before the run stops."""
 
-    @model_validator(mode="after")
-    def _arguments_are_free(self) -> Self:
-        if "address" in self.init:
-            raise ValueError("init.address is given; use ray.address for that")
-        if self.address is not None and self.address != "local":
-            if self.address.startswith("ray://"):
-                raise ValueError(
-                    f"address is {self.address}, a Ray Client address; start the run on a machine of the cluster or "
-                    "with `ray job submit`, and give HOST:PORT"
-                )
-            started = [name for name in self.init if name in STARTED]
-            if started:
-                raise ValueError(f"init.{started[0]} has no effect on a running cluster ({self.address}); leave it out")
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        runs = self.address not in (None, "local")
+        return [
+            ("address" in self.init, "ray.init.address is given; use ray.address for that"),
+            (
+                str(self.address).startswith("ray://"),
+                f"ray.address is {self.address}, a Ray Client address; start the run on a machine of the cluster or "
+                "with `ray job submit`, and give HOST:PORT",
+            ),
+            *(
+                (runs, f"ray.init.{name} has no effect on a running cluster ({self.address}); leave it out")
+                for name in STARTED
+                if name in self.init
+            ),
+        ]
 
     @property
     def runtime_env(self) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.options import (
     ALWAYS,
@@ -17,6 +17,7 @@ from burnish.options import (
     NonNegative,
     OptimizerOptions,
     Positive,
+    Rules,
     SaveOptions,
     StepOptions,
     SupervisedOptions,
@@ -29,6 +30,9 @@ from burnish.options.data import FilterOptions, OrderOptions, RecordOptions
 from burnish.options.model import CommonModelOptions, LoraOptions
 from burnish.registry import MayChange, ReadIf, options
 from burnish.utils.addresses import secret_in
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the likeliest token; raise it")
 
@@ -197,11 +201,14 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Processes beside each one that samples or learns from data, which decode and process images, videos and sounds
     ahead of their use; numbers stay the same. Each needs about 0.5 GiB. 0 reads them where they are used."""
 
-    @model_validator(mode="after")
-    def _pixels_in_order(self) -> Self:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise ValueError(f"min_pixels is {self.min_pixels}, but max_pixels is {self.max_pixels}; swap them")
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            *super().contradictions(run),
+            (
+                self.max_pixels is not None and (self.min_pixels or 0) > self.max_pixels,
+                f"data.min_pixels is {self.min_pixels}, but data.max_pixels is {self.max_pixels}; swap them",
+            ),
+        ]
 
 
 @options
@@ -253,21 +260,22 @@ class TokenTeacher:
         """Whether it reads what an update has found out about a prompt; it teaches nothing where that is nothing."""
         return self.solution is not None or self.feedback
 
-    @model_validator(mode="after")
-    def _is_one_of_them(self) -> Self:
-        if self.path is not None and self.url is not None:
-            raise ValueError("a teacher has either a path or a url")
-        if self.url is not None and (held := secret_in(self.url)):
-            raise ValueError(f"url contains {held}, which would be saved; use token_variable")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url}; it must begin with http:// or https://")
-        if self.prompt_key is not None and self.reads_more:
-            raise ValueError(
-                "prompt_key replaces the question, and solution and feedback add to it; leave one of them out"
-            )
-        if self.is_policy and self.weights == "current" and self.prompt_key is None and not self.reads_more:
-            raise ValueError(
-                "a teacher without path, url, prompt_key and solution is the student itself, from which nothing can be "
-                "learned; give one of them, or weights: initial"
-            )
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        held = secret_in(self.url or "")
+        return [
+            (self.path is not None and self.url is not None, "path and url are given; a teacher has one of them"),
+            (held, f"url contains {held}, which would be saved; use token_variable"),
+            (
+                self.url is not None and not held and not self.url.startswith(("http://", "https://")),
+                f"url is {self.url}; it must begin with http:// or https://",
+            ),
+            (
+                self.prompt_key is not None and self.reads_more,
+                "prompt_key replaces the question, and solution and feedback add to it; leave one of them out",
+            ),
+            (
+                self.is_policy and self.weights == "current" and self.prompt_key is None and not self.reads_more,
+                "weights is current, and without path, url, prompt_key and solution this teacher is the student "
+                "itself, from which nothing can be learned; give one of them, or weights: initial",
+            ),
+        ]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from burnish.options import Count, Positive, Rules
 from burnish.registry import MayChange, ReadIf, known, names, options
-from burnish.utils.installed import attention_complaint
+from burnish.utils.installed import lacking
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -125,7 +125,7 @@ class CommonModelOptions:
     def contradictions(self, run: RunConfig) -> Rules:
         attention, ranks = run.model.attention, run.ranks  # each half has backends of its own
         families = [] if self.family == "auto" else names(run.model_kind)  # which imports those of diffusers
-        lacks = attention_complaint(attention)
+        lacks = lacking(attention)
         return [
             (
                 self.family != "auto" and not known(run.model_kind, self.family),
@@ -147,4 +147,9 @@ class CommonModelOptions:
                 "on which it can't be compared with sdpa at the start; leave it out",
             ),
             (lacks, f"model.attention={attention} {lacks}"),
+            (
+                attention == "sage",
+                "model.attention is sage, which has no backward pass, so that nothing can be trained with it; use "
+                "flash or xformers",
+            ),
         ]

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from burnish.options import Count, Positive, Rules, Seconds, Whole
 from burnish.registry import options
-from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -68,17 +67,15 @@ class VllmOptions:
     timeout: Seconds = 300.0
     """Seconds without a heartbeat after which vLLM counts as hung; also the timeout of a weight sync."""
 
-    def __post_init__(self) -> None:
-        for name in self.arguments:
-            if name in OURS:
-                raise UserError(f"rollout.vllm.arguments has {name}; set {OURS[name]} instead")
-            if name in FIXED:
-                raise UserError(f"rollout.vllm.arguments has {name}, which Burnish sets itself; leave it out")
-
     def contradictions(self, run: RunConfig) -> Rules:
         lora, fire = run.model.lora, run.rollout.fire_temperature
         unread = unreadable(lora) if self.adapter == "request" and lora is not None else ()
+        given = {name: OURS.get(name) for name in self.arguments if name in (*OURS, *FIXED)}
         return [
+            *(
+                (True, f"rollout.vllm.arguments has {name}; {f'set {option} instead' if option else 'leave it out'}")
+                for name, option in given.items()
+            ),
             (
                 self.adapter != "auto" and lora is None,
                 f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out",

@@ -397,12 +397,12 @@ def stored_in_fewer_bits() -> Iterator[None]:
     from burnish.models import quantization
 
     replaced: Any = quantization
-    before = replaced.QUANTIZERS, replaced.quantization_complaint
+    before = replaced.QUANTIZERS, replaced.lacking
     stored: tuple[Precision, ...] = ("nf4", "int8", "fp8")
     ours = {name: partial(_store, precision=name) for name in stored}
     replaced.QUANTIZERS = before[0] | ours
-    replaced.quantization_complaint = lambda precision: ""
+    replaced.lacking = lambda precision: ""
     try:
         yield
     finally:
-        replaced.QUANTIZERS, replaced.quantization_complaint = before
+        replaced.QUANTIZERS, replaced.lacking = before

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.config.run_folder import STEP, RunFolder, read_row
 from burnish.config.yaml_text import parse
 from burnish.report.samples import cut, newest, read_prompts, read_samples, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.json_text import flattened, parse_json
+from burnish.utils.json_text import flattened
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
 from burnish.utils.reading import read_text
 from burnish.utils.records import cached, is_number, leads_out, stamp
@@ -150,12 +150,10 @@ def _read_progress(file: Path) -> dict[str, Any]:
     rewards: dict[int, float | None] = {}
     updates = 0
     for line in [*validated, *content[-LAST:].split(b"\n")[-3:]]:  # the last may be half written
-        with suppress(ValueError):
-            row = parse_json(line)
-            if is_row(row) and type(row.get(STEP)) is int:
-                updates = max(updates, row[STEP])
-                if (reward := REWARD.of(row)) is not None:
-                    rewards[row[STEP]] = reward
+        if (row := read_row(line)) is not None:
+            updates = max(updates, row[STEP])
+            if (reward := REWARD.of(row)) is not None:
+                rewards[row[STEP]] = reward
     return {"rewards": list(rewards.items()), "updates": updates, "seconds": seconds}
 
 

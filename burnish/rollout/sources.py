@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from burnish.data.stream import PromptStream, Stream
+from burnish.data.stream import Stream
 from burnish.metrics import Stopwatch
 from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
@@ -32,7 +32,7 @@ from burnish.types.rollout import (
     Scored,
     ScoredResponses,
 )
-from burnish.types.samples import Execution, joined
+from burnish.types.samples import Ran
 from burnish.utils import random
 from burnish.utils.errors import Cancelled, UserError
 
@@ -200,10 +200,10 @@ def join(parts: Sequence[R]) -> R:
     metrics, counts = _joined(parts)
     lists: Any = {
         name: list(chain.from_iterable(getattr(part, name) for part in parts))
-        for name in ("failures", "glimpses", "quotes", "put_aside")
+        for name in ("failures", "glimpses", "quotes", "execution", "put_aside")
     }
-    ran, oldest = joined(part.execution for part in parts), min(part.version for part in parts)
-    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, execution=ran, version=oldest, **lists)
+    oldest = min(part.version for part in parts)
+    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, version=oldest, **lists)
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:
@@ -243,7 +243,7 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
         goes on is what the last batch put aside.
     """
     parts: list[R] = []
-    sampled: list[tuple[Tensor, list[Failure], dict[str, Execution]]] = []  # of all, without their traces
+    sampled: list[tuple[Tensor, list[Failure], list[dict[str, Ran]]]] = []  # of all, without their traces
     groups, dropped, spare = 0, 0, 0
     while len(sampled) < most and groups < wanted:
         batch = draw()
@@ -269,8 +269,8 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
     whole = type(batch).cat(parts) if parts else batch.select([])
     oldest = min(part.version for part in parts or [batch])
     return replace(
-        whole, metrics=metrics, failures=list(chain.from_iterable(failures)), execution=joined(ran), version=oldest,
-        put_aside=batch.put_aside,
+        whole, metrics=metrics, failures=list(chain.from_iterable(failures)),
+        execution=list(chain.from_iterable(ran)), version=oldest, put_aside=batch.put_aside,
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
 class PromptSchedule:
     """Prompts and sample numbers of every update."""
 
-    stream: PromptStream
+    stream: Stream[Prompt]
     n: int  # samples of a prompt
     rollouts: int = 1  # batches of the stream to an update
     filtering: FilterOptions | None = None

@@ -19,13 +19,13 @@ from torch import Tensor
 from burnish.metrics import Span
 from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
-from burnish.types.batch import Batch, Gathered, shared
-from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used
+from burnish.types.batch import Batch, Gathered
+from burnish.types.columns import Column, Here, LazyTensors, Pointers, Source
 from burnish.types.completion import Completion, Encoded, Features, Lengths, PartialResponse
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.samples import Execution, Quote, ResponseStats
+from burnish.types.samples import Quote, ResponseStats
 from burnish.utils.media import Unread
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
@@ -133,24 +133,18 @@ def _changed(batch: Any, change: Callable[[dataclasses.Field[Any], Any], Any]) -
     return replace(batch, **changed) if changed else batch
 
 
-@dataclass(frozen=True, eq=False)
-class Lying:
+@dataclass(kw_only=True, eq=False)
+class Lying(Source):
     """A tensor whose bytes lie in the object store, where whoever uses a row reads it."""
 
     array: np.ndarray  # uint8 [N, bytes of a row]
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: Tensor) -> Lying:
         flat = tensor.detach().cpu().contiguous()
         rows = flat.view(len(flat), flat.numel() // max(len(flat), 1))
         array = (rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy()
-        return cls(array, flat.dtype, tuple(flat.shape))
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
+        return cls(array=array, dtype=flat.dtype, shape=tuple(flat.shape))
 
     def take(self, rows: Tensor) -> Tensor:
         """Copies of these rows, and of no others."""
@@ -241,30 +235,14 @@ class Stored:
 
 
 @dataclass(kw_only=True)
-class Pointers(Batch):
-    """Rows of stored batches of one type: selected, reordered and joined by whoever never sees what is in them."""
-
-    part: Tensor  # [B] long: which of the stored batches
-    row: Tensor  # [B] long: which of its rows
-    stored: list[Stored] = shared()
+class StoredRows(Pointers):
+    """Rows of stored batches of one type, for whoever never sees what is in them."""
 
     @classmethod
     def to_all(cls, stored: Stored, **about: Any) -> Self:
         """Every row of a stored batch; ``about`` are further fields."""
         part = torch.zeros(stored.rows, dtype=torch.long)
-        return cls(part=part, row=torch.arange(stored.rows), stored=[stored], **about)
-
-    def select(self, index: Tensor | Sequence[int] | slice) -> Self:
-        """The rows at ``index``; stored batches that none of them is in are let go."""
-        return super().select(index)._needed()
-
-    @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Rows of all parts, in order. A batch that several of them point into stays one."""
-        if len(parts) == 1:
-            return parts[0]
-        part, stored = once_each([(one.part, one.stored) for one in parts], key=lambda stored: stored.reference)
-        return dataclasses.replace(super().cat(parts), part=part, stored=stored)
+        return cls(part=part, row=torch.arange(stored.rows), sources=[stored], **about)
 
     def resolve(self, *, seconds: float) -> Any:
         """What the rows hold, as one batch in their order.
@@ -275,9 +253,9 @@ class Pointers(Batch):
         Raises:
             ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: see ``Stored.read``.
         """
-        assert self.stored, "no stored batch says of which type nothing is"
+        assert self.sources, "no stored batch says of which type nothing is"
         pieces, order = [], []
-        for number, stored in enumerate(self.stored):
+        for number, stored in enumerate(self.sources):
             places = (self.part == number).nonzero().flatten()
             batch, rows = stored.read(seconds=seconds), self.row[places]
             whole = torch.equal(rows, torch.arange(stored.rows))
@@ -288,13 +266,9 @@ class Pointers(Batch):
         in_order = torch.equal(places, torch.arange(len(self)))
         return joined if in_order else joined.select(places.argsort())
 
-    def _needed(self) -> Self:
-        part, stored = those_used(self.part, self.stored)  # one stays to say of which type nothing is
-        return self if stored is self.stored else dataclasses.replace(self, part=part, stored=stored)
-
 
 @dataclass(kw_only=True)
-class ResponsePointers(Pointers):
+class StoredResponses(StoredRows):
     """Rows of stored responses, and how long they are."""
 
     lengths: Lengths
@@ -302,7 +276,7 @@ class ResponsePointers(Pointers):
 
 def resolved(batch: T, *, seconds: float) -> T:
     """The same record with what it points to in place of pointers, in fields of fields too."""
-    if isinstance(batch, Pointers):
+    if isinstance(batch, StoredRows):
         return batch.resolve(seconds=seconds)  # type: ignore[no-any-return]
     if not isinstance(batch, Batch):
         return batch
@@ -370,14 +344,14 @@ def from_saved(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
-    pointers = Pointers.to_all(stored) if lengths is None else ResponsePointers.to_all(stored, lengths=lengths)
+    pointers = StoredRows.to_all(stored) if lengths is None else StoredResponses.to_all(stored, lengths=lengths)
     found: Rollouts = replace(rollouts, trace=pointers)
     return found
 
 
 MADE_AHEAD = ("ahead", "put_aside")  # of the state of a source
 _TYPES = (
-    Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
+    Completion, Denoising, Encoded, Failure, Features, Fit, Gathered, Media, Message, Part,
     PartialResponse, Prompt, Quote, Requests, ResponseStats, RolloutRequest, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {

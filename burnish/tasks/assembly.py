@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
@@ -355,11 +355,9 @@ class Assembly:
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
 
-    @contextmanager
-    def trained_weights(self) -> Iterator[None]:
+    def trained_weights(self) -> AbstractContextManager[None]:
         """The weights that are evaluated and exported: their average where one is kept."""
-        with nullcontext() if self.ema is None else self.ema.applied():
-            yield
+        return nullcontext() if self.ema is None else self.ema.applied()
 
     def save_adapter(self, target: Path) -> None:
         """Write the trained adapter alone, as peft loads it."""

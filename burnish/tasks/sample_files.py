@@ -32,7 +32,6 @@ from burnish.utils.video import clip_format, encode_clip
 log = logging.getLogger(__name__)
 
 INDEX = "metadata.jsonl"  # of all, under the name by which datasets knows it; names of files are from its folder
-FORMATS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "wav", b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
 
 
 @dataclass
@@ -178,8 +177,7 @@ def _file(folder: Path, stem: str, media: Media) -> str:
         return name
     content = media.read()
     suffix = Path(media.path).suffix.lstrip(".") if media.path else ""
-    known = next((format for head, format in FORMATS.items() if content.startswith(head)), "bin")
-    name = f"{stem}.{suffix or known}"
+    name = f"{stem}.{suffix or ('wav' if media.kind == 'audio' else 'mp4')}"  # who decodes it looks inside
     (folder / name).write_bytes(content)
     return name
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,19 +18,20 @@ B = TypeVar("B", bound=Batch)
 P = TypeVar("P", bound=Sized)
 
 
-@dataclass(frozen=True, eq=False)
 class AcrossRanks(Here):
-    """Rows [N, ...] each of which one rank has; ``bring`` hands them to those who need them.
+    """Rows [N, ...] each of which one rank has; ``bring`` hands them to those who need them."""
 
-    ``tensor`` [M, ...] are this rank's rows, on the CPU.
-    """
+    def __init__(self, tensor: Tensor, owner: Tensor, place: Tensor) -> None:
+        """Take over what there is.
 
-    owner: Tensor  # [N] long: the rank that has each row
-    place: Tensor  # [N] long: where it has it
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return len(self.owner), *self.tensor.shape[1:]
+        Args:
+            tensor: [M, ...] this rank's rows, on the CPU.
+            owner: [N] long, the rank that has each row.
+            place: [N] long, where it has it.
+        """
+        super().__init__(tensor)
+        self.shape = len(owner), *tensor.shape[1:]
+        self.owner, self.place = owner, place
 
     def take(self, rows: Tensor) -> Tensor:
         raise AssertionError("rows of other ranks are read before they were brought")

@@ -15,7 +15,7 @@ from burnish.options import OptimizerOptions
 from burnish.training.saved import SavedTensor
 from burnish.training.sharding import copy_full, local_shard, sharded_like
 from burnish.utils.errors import UserError
-from burnish.utils.installed import optimizer_complaint
+from burnish.utils.installed import lacking
 
 
 class ParameterGroup:
@@ -156,7 +156,7 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
     Raises:
         UserError: a library is missing.
     """
-    if complaint := optimizer_complaint(options.name):
+    if complaint := lacking(options.name):
         raise UserError(f"optimizer.name={options.name} {complaint}")
     if options.offload and (there := {weight.device.type for weight in parameters.values()} & {"cpu"}):
         raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; leave it out")

@@ -4,78 +4,88 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared, to_device
 
-T = TypeVar("T")
 CHUNK = 16  # rows that are looked at together where a number is made of each
 
 
-class Source(Protocol):
+@dataclass(kw_only=True, eq=False)
+class Source(ABC):
     """Rows of a tensor, wherever they are."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[N, ...]."""
+    shape: tuple[int, ...]  # [N, ...]
+    dtype: torch.dtype
+    device: torch.device = torch.device("cpu")  # where rows are once they are taken
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the rows."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where rows are once they are taken."""
-
+    @abstractmethod
     def take(self, rows: Tensor) -> Tensor:
         """The rows [M] long, on the CPU, in that order: [M, ...], the caller's own."""
 
 
-@dataclass(frozen=True, eq=False)
-class Here:
+class Here(Source):
     """A tensor of this process."""
 
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensor.device
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(shape=tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        self.tensor = tensor
 
     def take(self, rows: Tensor) -> Tensor:
         return self.tensor.index_select(0, to_device(rows, self.tensor.device))
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
+@dataclass(kw_only=True, eq=False)
+class Made(Source):
     """Rows that are made where they are used, and by nobody else."""
 
-    shape: tuple[int, ...]  # [N, ...]
-    dtype: torch.dtype
     make: Callable[[Tensor], Tensor]  # of rows [M] long: [M, ...] on the CPU
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     def take(self, rows: Tensor) -> Tensor:
         return self.make(rows)
 
 
 @dataclass(kw_only=True)
-class Column(Batch):
+class Pointers(Batch):
+    """Rows of sources, which are selected and joined without one being read."""
+
+    part: Tensor  # [B, ...] long: which of the sources
+    row: Tensor  # [B, ...] long: which of its rows
+    sources: list[Any] = shared()
+
+    def select(self, index: Tensor | Sequence[int] | slice) -> Self:
+        """The rows at ``index``; sources that none of them is in are let go."""
+        return super().select(index)._needed()
+
+    @classmethod
+    def cat(cls, batches: Sequence[Self]) -> Self:
+        """Rows of all, in order; a source of several of them stays one."""
+        if len(batches) == 1:
+            return batches[0]
+        places: dict[Any, int] = {}
+        parts = []
+        for one in batches:
+            numbers = [places.setdefault(source, len(places)) for source in one.sources]
+            parts.append(torch.tensor(numbers, dtype=torch.long)[one.part])
+        return dataclasses.replace(super().cat(batches), part=torch.cat(parts), sources=list(places))
+
+    def _needed(self) -> Self:
+        used = self.part.unique().tolist() or [0]  # one stays, which tells the shape of a row
+        if len(used) >= len(self.sources):
+            return self
+        number = torch.zeros(len(self.sources), dtype=torch.long)
+        number[used] = torch.arange(len(used))
+        return dataclasses.replace(self, part=number[self.part], sources=[self.sources[old] for old in used])
+
+
+@dataclass(kw_only=True)
+class Column(Pointers):
     """Stands in for a tensor [B, ...] of a batch; moved to a device, it is one.
 
     It can be selected, joined and indexed along the axes [B, ...] of ``part`` without a row being read.
@@ -83,8 +93,6 @@ class Column(Batch):
 
     is_remote = True
 
-    part: Tensor  # [B, ...] long: which of the sources
-    row: Tensor  # [B, ...] long: which of its rows
     sources: list[Source] = shared()
 
     @classmethod
@@ -114,10 +122,6 @@ class Column(Batch):
         """Entries at CPU indices of the axes of ``part``; stands in for a tensor, as this does."""
         return stand_in(dataclasses.replace(self, part=self.part[index], row=self.row[index])._needed())
 
-    def select(self, index: Tensor | Sequence[int] | slice) -> Self:
-        """The rows at ``index``; sources that none of them is in are let go."""
-        return super().select(index)._needed()
-
     def flatten(self, start: int, end: int) -> Tensor:
         """Two neighbouring axes of ``part`` as one."""
         return stand_in(dataclasses.replace(self, part=self.part.flatten(start, end), row=self.row.flatten(start, end)))
@@ -146,46 +150,10 @@ class Column(Batch):
 
     @classmethod
     def cat(cls, batches: Sequence[Any]) -> Any:
-        """Rows of all, in order; a source of several of them stays one. Tensors may be among them."""
+        """As of ``Pointers``; tensors may be among them, and one alone stays what it is."""
         if len(batches) == 1:
             return batches[0]
-        columns = [one if isinstance(one, Column) else Column.of(Here(one)) for one in batches]
-        part, sources = once_each([(one.part, one.sources) for one in columns], key=id)
-        return cls(part=part, row=torch.cat([one.row for one in columns]), sources=sources)
-
-    def _needed(self) -> Self:
-        part, sources = those_used(self.part, self.sources)  # one stays, which tells the shape of a row
-        return self if sources is self.sources else dataclasses.replace(self, part=part, sources=sources)
-
-
-def once_each(
-    pointers: Sequence[tuple[Tensor, Sequence[T]]], *, key: Callable[[T], Hashable]
-) -> tuple[Tensor, list[T]]:
-    """Join pointers into lists of sources: each source stands once in the list of all.
-
-    Args:
-        pointers: tensors [B, ...] long of numbers in a list of sources, each with its list.
-        key: equal for what is the same source.
-    """
-    places: dict[Hashable, int] = {}
-    sources: list[T] = []
-    parts = []
-    for part, some in pointers:
-        for source in some:
-            if places.setdefault(key(source), len(sources)) == len(sources):
-                sources.append(source)
-        parts.append(torch.tensor([places[key(source)] for source in some], dtype=torch.long)[part])
-    return torch.cat(parts), sources
-
-
-def those_used(part: Tensor, sources: list[T]) -> tuple[Tensor, list[T]]:
-    """Numbers [B, ...] long in a list of sources, without the sources that none points to; the first one stays."""
-    used = part.unique().tolist() or [0]
-    if len(used) >= len(sources):
-        return part, sources
-    number = torch.zeros(len(sources), dtype=torch.long)
-    number[used] = torch.arange(len(used))
-    return number[part], [sources[old] for old in used]
+        return super().cat([one if isinstance(one, Column) else Column.of(Here(one)) for one in batches])
 
 
 class LazyTensors(Mapping[str, Tensor]):

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -125,7 +124,7 @@ class Media:
         Raises:
             OSError: it can't be read, or is a pipe or a device, whose end never comes.
         """
-        place = located(path)
+        place = os.path.abspath(os.path.expanduser(path))
         about = os.stat(place)
         if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
             raise OSError("it is a pipe or a device, not a file")
@@ -204,7 +203,7 @@ class Media:
         """
         from PIL import ImageOps
 
-        with open_image(io.BytesIO(self.read())) as opened:
+        with open_image(self.read()) as opened:
             ImageOps.exif_transpose(opened, in_place=True)
             return self.fit.image(as_rgb(opened))
 
@@ -297,7 +296,7 @@ class Media:
         elif self.kind == "audio":
             self.audio(CHECKED_RATE)
         else:
-            with open_image(io.BytesIO(self.read())) as opened:
+            with open_image(self.read()) as opened:
                 # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
                 opened.draft("RGB", (max(opened.width // 8, 1), max(opened.height // 8, 1)))
                 ImageOps.exif_transpose(opened, in_place=True)
@@ -314,28 +313,13 @@ def digest_of(data: bytes) -> str:
 
 def _header(data: bytes) -> Header:
     """Of an image in a file."""
-    with open_image(io.BytesIO(data)) as opened:
+    with open_image(data) as opened:
         (width, height), kind = opened.size, str(opened.format)
         if kind == "PNG" and not any(mark in data for mark in TURNS):
             opened.verify()  # in place of decoding, which asking for its orientation would mean
         elif opened.getexif().get(ORIENTATION) in SIDEWAYS:
             width, height = height, width
     return Header(width, height, kind in ENDS and ENDS[kind] in data[-64:])
-
-
-def located(path: str | Path) -> str:
-    """The absolute path of a file, without symbolic links."""
-    folder, name = os.path.split(os.path.expanduser(path))
-    if name in ("", ".", ".."):
-        return os.path.realpath(path)
-    place = os.path.join(_real(os.path.join(os.getcwd(), folder)), name)
-    return os.path.realpath(place) if os.path.islink(place) else place
-
-
-@lru_cache(maxsize=1 << 14)
-def _real(folder: str) -> str:
-    """A folder without symbolic links; files of a data set share theirs."""
-    return os.path.realpath(folder)
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:

@@ -15,7 +15,7 @@ from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_devi
 from burnish.types.columns import CHUNK, Column, read, states_once
 from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.prompt import Prompt
-from burnish.types.samples import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
+from burnish.types.samples import DROPS, UNKNOWN, Quote, Ran, ResponseStats
 
 __all__ = [
     "Collected",
@@ -244,15 +244,18 @@ def failures_of(prompts: Sequence[Prompt], sample: Tensor, scores: Scores) -> li
     ]  # fmt: skip
 
 
-def settled(scores: Scores, group: Tensor) -> tuple[Scores, dict[str, Execution]]:
-    """Scores without those of groups that a reward's on_failure leaves out, and how each reward was computed."""
+def settled(scores: Scores, group: Tensor) -> tuple[Scores, list[dict[str, Ran]]]:
+    """Scores without those of groups that a reward's on_failure leaves out, and how they were computed."""
     drops = torch.tensor([any(outcome & DROPS for _, outcome in row.values()) for row in scores.ran], dtype=torch.bool)
     dropped = torch.isin(group, group[drops])
     notes = list(scores.notes)
     for row in (dropped & ~scores.missing).nonzero().flatten().tolist():
         notes[row] = f"left out with its group, of which a sample has no value (on_failure: drop_group); {notes[row]}"
-    kept = replace(scores, missing=scores.missing | dropped, notes=notes, ran=[])
-    return kept, execution_of(scores.ran, dropped.tolist())
+    ran = [
+        {label: (seconds, outcome | (DROPS if gone else 0)) for label, (seconds, outcome) in row.items()}
+        for row, gone in zip(scores.ran, dropped.tolist(), strict=True)
+    ]
+    return replace(scores, missing=scores.missing | dropped, notes=notes, ran=[]), ran
 
 
 @dataclass(kw_only=True)
@@ -282,7 +285,7 @@ class Rollouts(ForUpdate):
     failures: list[Failure] = shared(default_factory=list)  # of all samples, those that were filtered out included
     glimpses: list[bytes] = shared(default_factory=list)  # small PNG files of one sample of each of the first prompts
     quotes: list[Quote] = shared(default_factory=list)  # of responses, the same
-    execution: dict[str, Execution] = shared(default_factory=dict)  # of all samples, by reward: how it was computed
+    execution: list[dict[str, Ran]] = shared(default_factory=list)  # of all samples: how each reward was computed
     put_aside: list[Any] = shared(default_factory=list)  # requests of responses that go on with a later batch
 
 

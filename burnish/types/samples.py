@@ -6,7 +6,8 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
@@ -188,54 +189,22 @@ RETRIED = 2  # it failed and was asked again
 TIMED_OUT = 4
 REPEATED = 8  # the sample was scored once, together with an equal one
 OUTCOMES = {"failed": FAILED, "retried": RETRIED, "timed_out": TIMED_OUT, "repeated": REPEATED}
-DROPS = 16  # it has no value, and its group is to be left out
+DROPS = 16  # it has no value, so that its group is left out; and of all samples of that group
 
 Ran = tuple[float, int]  # seconds from request to score, and which of the above hold
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """Of a reward and some samples."""
-
-    failed: int = 0
-    retried: int = 0
-    timed_out: int = 0
-    repeated: int = 0
-    dropped: int = 0
-    seconds: tuple[float, ...] = ()  # one per sample that it was asked about
-
-    def __add__(self, other: Execution) -> Execution:
-        return Execution(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-    def metrics(self, label: str) -> dict[str, float]:
-        """By name."""
-        counts = {f"reward/{label}/{name}": float(getattr(self, name)) for name in (*OUTCOMES, "dropped")}
-        ordered, last = sorted(self.seconds), len(self.seconds) - 1
-        shares = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
-        late = {name: ordered[round(share * last)] for name, share in shares if ordered}
-        return counts | {f"reward/{label}/latency_s/{name}": value for name, value in late.items()}
-
-
-def execution_of(rows: Sequence[Mapping[str, Ran]], dropped: Sequence[bool]) -> dict[str, Execution]:
-    """Of the samples of a batch, by reward; ``dropped`` are those that were left out with their group."""
-    samples: dict[str, list[tuple[float, int, bool]]] = {}
-    for row, left_out in zip(rows, dropped, strict=True):
-        for label, (seconds, outcome) in row.items():
-            samples.setdefault(label, []).append((seconds, outcome, left_out))
-    return {
-        label: Execution(
-            dropped=sum(left_out for _, _, left_out in own),
-            seconds=tuple(seconds for seconds, _, _ in own),
-            **{name: sum(bool(outcome & flag) for _, outcome, _ in own) for name, flag in OUTCOMES.items()},
-        )
-        for label, own in samples.items()
-    }
-
-
-def joined(parts: Iterable[Mapping[str, Execution]]) -> dict[str, Execution]:
-    """Of several batches."""
-    whole: dict[str, Execution] = {}
-    for part in parts:
-        for label, execution in part.items():
-            whole[label] = whole.get(label, Execution()) + execution
-    return whole
+def execution_metrics(ran: Iterable[Mapping[str, Ran]]) -> dict[str, float]:
+    """How often and how fast each reward was computed, of samples with what ran for each of them, by reward."""
+    by_reward: defaultdict[str, list[Ran]] = defaultdict(list)
+    for row in ran:
+        for label, own in row.items():
+            by_reward[label].append(own)
+    metrics: dict[str, float] = {}
+    for label, every in by_reward.items():
+        for name, flag in {**OUTCOMES, "dropped": DROPS}.items():
+            metrics[f"reward/{label}/{name}"] = float(sum(bool(outcome & flag) for _, outcome in every))
+        ordered = sorted(seconds for seconds, _ in every)
+        for name, share in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)):
+            metrics[f"reward/{label}/latency_s/{name}"] = ordered[round(share * (len(ordered) - 1))]
+    return metrics

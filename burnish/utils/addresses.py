@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
@@ -72,9 +71,9 @@ IN_QUERY = re.compile(r"([?&]\w*(?:token|key|secret)=)[^&\s]+", re.IGNORECASE)
 HIDDEN = "***"
 
 
-def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
+def redacted(text: str) -> str:
     """Text without values of secret environment variables, and without names, passwords and tokens in addresses."""
-    found = {value for name, value in environment.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
+    found = {value for name, value in os.environ.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
     for value in sorted(found, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return IN_QUERY.sub(rf"\1{HIDDEN}", IN_ADDRESS.sub(f"://{HIDDEN}@", text))

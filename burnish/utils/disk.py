@@ -68,8 +68,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def sync(folder: Path) -> None:
     """Flush a folder's entries to disk, so that new file names survive a power cut."""
-    if os.name == "nt":  # folders can't be opened there
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -231,7 +230,8 @@ async def _ask(method: str, url: str, content: bytes | None, headers: Mapping[st
                 return bytes(read)
             text = "".join(c if c.isprintable() else " " for c in read[: 4 * SHOWN].decode(errors="replace")).strip()
             why = f"status {reply.status_code} {reply.reason_phrase[:80]}: {text[:SHOWN]}".rstrip(": ")
-            raise HttpError(why, status=reply.status_code, pause=_seconds(reply.headers.get("Retry-After", "")))
+            asked = reply.headers.get("Retry-After", "").strip()  # seconds; a date is not waited for
+            raise HttpError(why, status=reply.status_code, pause=float(asked) if asked.isdigit() else 0.0)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
         if isinstance(error, HttpError | TimeoutError):
             raise
@@ -244,16 +244,6 @@ def _trusted() -> Any:
     import httpx2
 
     return httpx2.create_ssl_context()
-
-
-def _seconds(retry_after: str) -> float:
-    """Of a Retry-After header: seconds, or a date."""
-    try:
-        if retry_after.strip().isdigit():
-            return float(retry_after)
-        return max(parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
 
 
 def is_loopback(host: str) -> bool:
@@ -285,20 +275,13 @@ def punctual(seconds: float) -> type[asyncio.Protocol]:
             super().data_received(data)
             self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._forget()
-
         def _watch(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._forget()  # a request is being answered, which has deadlines of its own
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(seconds, self.transport.close)
-
-        def _forget(self) -> None:
-            if self._deadline is not None:
+            answers = self.cycle is not None and not self.cycle.response_complete  # which has deadlines of its own
+            if answers and self._deadline is not None:
                 self._deadline.cancel()
-            self._deadline = None
+                self._deadline = None
+            elif not answers and self._deadline is None:
+                self._deadline = self.loop.call_later(seconds, self.transport.close)
 
     return Punctual
 
@@ -311,7 +294,6 @@ def bound(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:
-        listening.close()
         raise UserError(f"can't listen at {host}, port {port}: {error.strerror}; choose another --port") from None
     return listening
 

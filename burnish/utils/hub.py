@@ -24,6 +24,7 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
+from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
@@ -174,7 +175,9 @@ class HubModel:
                 "set HF_TOKEN to a token that may read it"
             ) from None
         except errors.RemoteEntryNotFoundError:
-            raise UserError(f"{what}{at}, which has no {self.index}; give a model that {self._reader} reads") from None
+            raise UserError(
+                f"{what}{at}, which has no {self.index}; give a model of diffusers or transformers"
+            ) from None
         except errors.LocalEntryNotFoundError:
             offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
             raise UserError(
@@ -188,10 +191,6 @@ class HubModel:
                 f"{what}{at}, whose download broke off: {first_line(error)}; run the same command again, which goes "
                 "on with it"
             ) from None
-
-    @property
-    def _reader(self) -> str:
-        return "diffusers" if self.index == PIPELINE else "transformers"
 
     def command(self) -> str:
         """What fetches it by hand, into DIR."""
@@ -259,7 +258,7 @@ def model_folder(path: str, *, index: str, option: str = "model.path", files: tu
     model = hub_model(path, index=index, option=option, files=files)
     if model is None:
         found = resolve(path)
-        return converted(found, option) if is_gguf(found) and index != PIPELINE else found
+        return converted(found, option) if found.suffix == ".gguf" and found.is_file() and index != PIPELINE else found
     return model.folder()
 
 
@@ -350,13 +349,6 @@ def hub_data(path: str) -> HubData | None:
 
 # GGUF files: read once by transformers' own loader, and kept as a folder that everything else reads
 
-INSTEAD = "give the folder of the model that it was made from"
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file."""
-    return path.suffix == ".gguf" and path.is_file()
-
 
 def converted(file: Path, option: str) -> Path:
     """A language model of a GGUF file as a folder in transformers layout, its weights in float32.
@@ -396,15 +388,16 @@ def _convert(file: Path, folder: Path, option: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     named: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    try:
+    with understood(f"{option} is {file}, which transformers can't read"):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **named)
         read, report = AutoModelForCausalLM.from_pretrained(
             file.parent, trust_remote_code=False, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True, **named,
         )  # fmt: skip
-    except Exception as error:  # the library raises anything for what it can't read
-        raise UserError(f"{option} is {file}, which transformers can't read: {first_line(error)}; {INSTEAD}") from error
     if report["missing_keys"]:
-        raise UserError(f"{option} is {file}, which lacks {listed(sorted(report['missing_keys']))}; {INSTEAD}")
+        raise UserError(
+            f"{option} is {file}, which lacks {listed(sorted(report['missing_keys']))}; give the folder of the model "
+            "that it was made from"
+        )
     read.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from textwrap import wrap
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 GAP, FRAME, FONT_SIZE, LINE = 6, 3, 14, 18
 LABEL_WIDTH, LETTERS = 240, 30  # of the text beside a row: pixels, and characters of a line
@@ -57,9 +57,10 @@ def grid(
         if right is not None:
             corner = (x + cell_w - GAP - 1, y + cell_h - GAP - 1)
             draw.rectangle((x, y, *corner), fill=RIGHT if right else WRONG)
-        fitted = _fitted(image, width, height)
-        left_over, above = (width - fitted.width) // 2, (height - fitted.height) // 2
-        sheet.paste(fitted, (x + FRAME + left_over, y + FRAME + above))
+        enlarged = image.shape[0] <= height and image.shape[1] <= width
+        way = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+        fitted = ImageOps.pad(Image.fromarray(image).convert("RGB"), (width, height), way, PAPER)
+        sheet.paste(fitted, (x + FRAME, y + FRAME))
     for row, label in enumerate(labels or ()):
         lines = wrap(label, LETTERS, max_lines=max(1, (cell_h - GAP) // LINE), placeholder=" …")
         middle = GAP + row * cell_h + (cell_h - GAP) / 2
@@ -86,14 +87,6 @@ def waveform(samples: np.ndarray) -> np.ndarray:
     image = np.full((WAVE_HEIGHT, WAVE_WIDTH, 3), 255, np.uint8)
     image[drawn] = RIGHT
     return image
-
-
-def _fitted(image: np.ndarray, width: int, height: int) -> Image.Image:
-    """An image as large as fits into a box, its shape kept."""
-    scale = min(width / image.shape[1], height / image.shape[0])
-    size = tuple(max(1, round(side * scale)) for side in (image.shape[1], image.shape[0]))
-    way = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
-    return Image.fromarray(image).convert("RGB").resize((min(size[0], width), min(size[1], height)), way)
 
 
 def _size(image: np.ndarray, across: int) -> tuple[int, int]:

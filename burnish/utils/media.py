@@ -7,11 +7,12 @@ import io
 import os
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import UserError
 
@@ -23,33 +24,21 @@ MOST_PIXELS = 2**26
 DEEPEST = 2**16 - 1  # value of an image of 16 bits
 
 
-def check_pixels(width: int, height: int) -> None:
-    """Refuse an image that would take gigabytes of memory, by its header alone.
-
-    Raises:
-        OSError: it has too many pixels.
-    """
-    if width * height > MOST_PIXELS:
-        raise OSError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}; scale it down")
-
-
-def open_image(file: Any) -> Image:
+def open_image(data: bytes) -> Image:
     """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
+
+    An image that would take gigabytes of memory is refused by its header alone.
 
     Raises:
         OSError: it is no image, PostScript, or has too many pixels.
     """
     from PIL import Image
 
-    opened = Image.open(file)
+    opened = Image.open(io.BytesIO(data))
     if opened.format == "EPS":
-        opened.close()
         raise OSError("it is PostScript, which is a program; save it as PNG")
-    try:
-        check_pixels(*opened.size)
-    except OSError:
-        opened.close()
-        raise
+    if opened.width * opened.height > MOST_PIXELS:
+        raise OSError(f"it has {opened.width} x {opened.height} pixels, more than {MOST_PIXELS:,}; scale it down")
     return opened
 
 
@@ -59,13 +48,18 @@ def of_array(values: Any) -> Image:
     Raises:
         OSError, TypeError, ValueError: it is none.
     """
-    import numpy as np
     from PIL.Image import fromarray
 
+    return as_shown(fromarray(in_bytes(values)))
+
+
+def in_bytes(values: Any) -> Any:
+    """An array, of 8 bits where it holds whole numbers up to 255 of whatever type."""
+    import numpy as np
+
     values = np.asarray(values)
-    if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
-        values = values.astype(np.uint8)
-    return as_shown(fromarray(values))
+    small = values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255
+    return values.astype(np.uint8) if small else values
 
 
 def of_frames(values: Any) -> Any:
@@ -133,11 +127,11 @@ def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) ->
         OSError: it can't be decoded.
         ImportError: PyAV is not installed.
     """
-    with _decoder("video") as av:
-        total = sum(1 for _ in _decoded(av, data))
-        rate = _rate(av, data)
-        kept = set(choose(total, rate))
-        first = enumerate(islice(_decoded(av, data), max(kept, default=-1) + 1))  # the others are not decoded
+    with _video(data) as video:
+        total, rate = sum(1 for _ in video.decode(video=0)), _rate(video)
+    kept = set(choose(total, rate))
+    with _video(data) as video:
+        first = enumerate(islice(video.decode(video=0), max(kept, default=-1) + 1))  # the others are not decoded
         return _pixels(frame for number, frame in first if number in kept), rate, total
 
 
@@ -147,8 +141,8 @@ def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
     Raises:
         OSError, ImportError: as ``choose_frames``.
     """
-    with _decoder("video") as av:
-        return _pixels(_decoded(av, data)), _rate(av, data)
+    with _video(data) as video:
+        return _pixels(video.decode(video=0)), _rate(video)
 
 
 def check_video(data: bytes) -> None:
@@ -157,8 +151,8 @@ def check_video(data: bytes) -> None:
     Raises:
         OSError, ImportError: as ``choose_frames``.
     """
-    with _decoder("video") as av:
-        next(_decoded(av, data))
+    with _video(data) as video:
+        next(video.decode(video=0))
 
 
 def video_shape(data: bytes) -> tuple[int, int, int, float]:
@@ -167,11 +161,9 @@ def video_shape(data: bytes) -> tuple[int, int, int, float]:
     Raises:
         OSError, ImportError: as ``choose_frames``.
     """
-    with _decoder("video") as av:
-        sizes = [(frame.width, frame.height) for frame in _decoded(av, data)]
-        if not sizes:
-            raise IndexError("it has no frames")
-        return *sizes[0], len(sizes), _rate(av, data)
+    with _video(data) as video:
+        sizes = [(frame.width, frame.height) for frame in video.decode(video=0)]
+        return *sizes[0], len(sizes), _rate(video)
 
 
 def check_room(count: int, width: int, height: int) -> None:
@@ -196,11 +188,8 @@ def read_sound(data: bytes, rate: int) -> np.ndarray:
     """
     import numpy as np
 
-    with _decoder("sound") as av:
-        parts = list(_sound(av, data, rate))
-        if not parts:
-            raise IndexError("it has no sound")
-        return np.concatenate(parts)
+    with _opened(data, "sound", SOUNDS) as sound:
+        return np.concatenate(list(_samples(sound, rate)))
 
 
 def check_sound(data: bytes) -> None:
@@ -209,27 +198,21 @@ def check_sound(data: bytes) -> None:
     Raises:
         OSError, ImportError: as ``read_sound``.
     """
-    with _decoder("sound") as av:
-        next(_sound(av, data, 16000))
+    with _opened(data, "sound", SOUNDS) as sound:
+        next(_samples(sound, 16000))
 
 
-def _sound(av: Any, data: bytes, rate: int) -> Iterator[np.ndarray]:
-    resampler = av.AudioResampler(format="fltp", rate=rate)  # each channel by itself: their mean is one as loud
+def _samples(sound: Any, rate: int) -> Iterator[np.ndarray]:
+    from av import AudioResampler
+
+    resampler = AudioResampler(format="fltp", rate=rate)  # each channel by itself: their mean is one as loud
     length = 0
-    with _opened(av, data, SOUNDS) as container:
-        for frame in container.decode(audio=0):
-            for part in resampler.resample(frame):
-                length += part.samples
-                if length > LONGEST * rate:
-                    raise OSError(f"it lasts more than {LONGEST} s, the longest that is read")
-                yield part.to_ndarray().mean(0)
-        for part in resampler.resample(None):
+    for frame in chain(sound.decode(audio=0), [None]):  # which gives what is left
+        for part in resampler.resample(frame):
+            length += part.samples
+            if length > LONGEST * rate:
+                raise OSError(f"it lasts more than {LONGEST} s, the longest that is read")
             yield part.to_ndarray().mean(0)
-
-
-def _decoded(av: Any, data: bytes) -> Iterator[Any]:
-    with _opened(av, data, VIDEOS) as container:
-        yield from container.decode(video=0)
 
 
 def _pixels(frames: Iterable[Any]) -> list[np.ndarray]:
@@ -239,44 +222,46 @@ def _pixels(frames: Iterable[Any]) -> list[np.ndarray]:
         check_room(len(pixels) + 1, frame.width, frame.height)
         pixels.append(frame.to_ndarray(format="rgb24"))
     if not pixels:
-        raise IndexError("it has no frames")
+        raise IndexError
     return pixels
 
 
-def _rate(av: Any, data: bytes) -> float:
-    with _opened(av, data, VIDEOS) as container:
-        return float(container.streams.video[0].average_rate or DEFAULT_FPS)
+def _rate(video: Any) -> float:
+    return float(video.streams.video[0].average_rate or DEFAULT_FPS)
 
 
-def _opened(av: Any, data: bytes, formats: Sequence[str]) -> Any:
-    return av.open(io.BytesIO(data), container_options={"format_whitelist": ",".join(formats)})
+def _video(data: bytes) -> AbstractContextManager[Any]:
+    return _opened(data, "video", VIDEOS)
 
 
 @contextmanager
-def _decoder(what: str) -> Iterator[Any]:
-    """PyAV; what it raises about a file becomes an OSError."""
+def _opened(data: bytes, what: str, formats: Sequence[str]) -> Iterator[Any]:
+    """PyAV's container of a file; what it raises about the file becomes an OSError."""
     try:
         import av
     except ImportError:
         way = ", or give lists of frames" if what == "video" else ""
         raise ImportError(f"{what} files need PyAV: pip install 'burnish[data]'{way}") from None
     try:
-        yield av
-    except (av.FFmpegError, IndexError, StopIteration) as error:
-        raise OSError(f"the {what} can't be decoded: {str(error) or 'it has no frames'}") from None
+        with av.open(io.BytesIO(data), container_options={"format_whitelist": ",".join(formats)}) as container:
+            yield container
+    except av.FFmpegError as error:
+        raise OSError(f"the {what} can't be decoded: {error}") from None
+    except (IndexError, StopIteration, ValueError):
+        raise OSError(f"the {what} can't be decoded: there is nothing in it") from None
 
 
-# bytes of media that are kept on the disk instead of in memory, in a file without a name that ends with its process
+# bytes of media inside of records, which together may be more than a machine's memory
 
-IN_MEMORY = 64 << 20  # bytes that a process keeps in memory before it writes further ones to the disk
+IN_MEMORY = 64 << 20  # bytes that a process keeps in memory before it writes them to the disk
 
 
-class Unread:
+class Unread(ABC):
     """Bytes that lie elsewhere until they are used; pickled, they are bytes."""
 
+    @abstractmethod
     def read(self) -> bytes:
         """They themselves."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         return bytes, (self.read(),)
@@ -284,49 +269,42 @@ class Unread:
 
 @dataclass(frozen=True, eq=False)
 class Spooled(Unread):
-    """Bytes on the disk."""
+    """Bytes of a spool."""
 
-    file: Spool
+    spool: Spool
     start: int
     length: int
 
     def read(self) -> bytes:
-        return os.pread(self.file.opened().fileno(), self.length, self.start)
+        return self.spool.read(self.start, self.length)
 
 
-@dataclass
 class Spool:
-    """Takes in bytes, and says where they are."""
+    """Takes in bytes, in memory or once they are many in a file without a name, which ends with its process."""
 
-    in_memory: int = IN_MEMORY
-    _held: int = 0
-    _end: int = 0
-    _file: IO[bytes] | None = None
-    _lock: Any = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # as long as the process
+        self._lock = threading.Lock()  # of the file's position
 
-    def keep(self, data: bytes) -> bytes | Spooled:
-        """The bytes, or where they are once many are in memory.
+    def keep(self, data: bytes) -> Spooled:
+        """Where the bytes are from now on.
 
         Raises:
             UserError: they can't be written.
         """
         with self._lock:
-            if self._held + len(data) <= self.in_memory:
-                self._held += len(data)
-                return data
             try:
-                written = self.opened().write(data)
-                self.opened().flush()
+                start = self._file.seek(0, os.SEEK_END)
+                self._file.write(data)
             except OSError as error:
                 raise UserError(
                     f"images inside of records are kept in a file in {tempfile.gettempdir()}, which can't be "
                     f"written: {error}; free space there, set TMPDIR to another folder, or give the images as files"
                 ) from None
-            start, self._end = self._end, self._end + written
-            return Spooled(self, start, written)
+        return Spooled(self, start, len(data))
 
-    def opened(self) -> IO[bytes]:
-        """The file."""
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-        return self._file
+    def read(self, start: int, length: int) -> bytes:
+        """What was kept there."""
+        with self._lock:
+            self._file.seek(start)
+            return self._file.read(length)

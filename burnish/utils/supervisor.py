@@ -60,19 +60,15 @@ class Child:
         ours, theirs = socket.socketpair()
         self.wire = Connection(ours.detach())
         with theirs:
-            try:
-                self.process = subprocess.Popen(
-                    [python, "-c", code, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=None if output is None else subprocess.STDOUT,
-                    process_group=0,  # out of reach of Ctrl-C, and ended together with what it starts
-                )
-            except OSError:
-                self.wire.close()
-                raise
+            self.process = subprocess.Popen(
+                [python, "-c", code, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                process_group=0,  # out of reach of Ctrl-C, and ended together with what it starts
+            )
 
     @contextlib.contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:
@@ -197,26 +193,19 @@ def serve(pipe: Connection, parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     os.set_inheritable(pipe.fileno(), False)
-    own = os.getpid()
-    os.register_at_fork(after_in_child=pipe.close)
+    os.register_at_fork(after_in_child=pipe.close)  # a process that the function has forked can't answer for it
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-
-    def answer(value: Any) -> None:
-        if os.getpid() != own:
-            os._exit(0)  # a process that the function has forked, and that came back from it
-        pipe.send(value)
-
     # a closed pipe: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         load, argument = pipe.recv()
         try:
             function = load(argument)
         except Exception as error:
-            answer(str(error))
+            pipe.send(str(error))
             return
-        answer(None)
+        pipe.send(None)
         while True:
-            answer(function(*pipe.recv()))
+            pipe.send(function(*pipe.recv()))
 
 
 def _follow(parent: int) -> None:

@@ -106,9 +106,7 @@ def redraws(console: Console) -> bool:
 
 
 @contextmanager
-def progress(
-    title: str, on: Console | None = None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int, int], None]]:
+def progress(title: str, on: Console | None = None) -> Iterator[Callable[[int, int], None]]:
     """Say what is being done, on stderr: a terminal shows a bar with its seconds for as long as it takes, a log gets a
     line at once.
 
@@ -124,12 +122,12 @@ def progress(
     def say(words: str) -> None:
         screen.print(words, highlight=False, markup=False, soft_wrap=True)
 
-    due = clock() + SOON
+    due = time.monotonic() + SOON
 
     def line(done: int, of: int) -> None:
         nonlocal due
-        if clock() >= due:
-            due = clock() + PAUSE
+        if time.monotonic() >= due:
+            due = time.monotonic() + PAUSE
             say(f"{title}: {done:,}/{of:,}")
 
     say(title)

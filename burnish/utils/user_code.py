@@ -44,14 +44,10 @@ class _Files(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith(FILE):
             return None
-        file = Path(unquote(fullname.removeprefix(FILE)))
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}")
-        return importlib.util.spec_from_file_location(fullname, file)
+        return importlib.util.spec_from_file_location(fullname, unquote(fullname.removeprefix(FILE)))
 
 
-if not any(type(finder).__name__ == _Files.__name__ for finder in sys.meta_path):
-    sys.meta_path.append(_Files())  # the last: no other import passes through it
+sys.meta_path.append(_Files())  # the last: no other import passes through it
 
 
 def is_file(where: str) -> bool:
@@ -105,14 +101,14 @@ def load_object(path: str, what: str) -> Any:
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
-        why = f"{where} fails to import: {reason(error)}; mend it, or give another path"
-        raise UserError(f"path of {what} is {path!r}, but {why}") from error
+        raise UserError(
+            f"path of {what} is {path!r}, but {where} fails to import: {reason(error)}; fix it, or give another path"
+        ) from error
     found = getattr(module, name, None)
     if not callable(found):
-        why = f"there is no {name} in {where}" if found is None else f"{name} is not a function there"
         near = difflib.get_close_matches(name, [one for one, value in vars(module).items() if callable(value)], n=1)
         way_out = f"did you mean {near[0]}?" if near else "give the name of a function"
-        raise UserError(f"path of {what} is {path!r}, but {why}; {way_out}")
+        raise UserError(f"path of {what} is {path!r}, but there is no function {name} in {where}; {way_out}")
     return found
 
 

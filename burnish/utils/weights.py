@@ -298,19 +298,15 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
     if not reads_weights():
         return
 
-    def non_finite(value: Any) -> bool:
-        if is_quantized(value):
-            return False  # was looked at before
-        # a sum allocates nothing; the elements are only checked if it is not finite, since it may overflow
-        return value.is_floating_point() and not bool(
-            value.sum(dtype=torch.float32).isfinite() or value.isfinite().all()
-        )
-
-    def local(value: Any) -> Any:
-        return value.to_local() if hasattr(value, "to_local") else value
-
-    found = agreed([name for name, value in network.named_parameters() if non_finite(local(value.detach()))])
-    if found:
+    found = []
+    for name, parameter in network.named_parameters():
+        value: Any = parameter.detach()
+        value = value.to_local() if hasattr(value, "to_local") else value
+        # quantised ones were looked at before; a sum allocates nothing, and may overflow where all elements are finite
+        plain = not is_quantized(value) and value.is_floating_point()
+        if plain and not (value.sum(dtype=torch.float32).isfinite() or value.isfinite().all()):
+            found.append(name)
+    if found := agreed(found):
         raise UserError(f"{_file(folder)} has non-finite values in {listed(found)}; fetch the model again")
 
 

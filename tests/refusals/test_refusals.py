@@ -87,7 +87,7 @@ def test_recipes(text, names, tmp_path, capsys, monkeypatch):
     [
         ("quikstart", ["recipe is quikstart", "quickstart", ".yaml"]),
         ("nothing.yaml", ["nothing.yaml", "quickstart"]),
-        ("seed=1", ["'seed=1'"]),
+        ("seed=1", ["recipe is seed=1"]),
         (".", ["recipe is .", "quickstart"]),
     ],
 )

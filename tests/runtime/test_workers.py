@@ -19,7 +19,7 @@ from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, first_done
 from burnish.runtime.cluster import cluster, reserved
-from burnish.runtime.transfer import Pointers, Stored
+from burnish.runtime.transfer import Stored, StoredRows
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
 from burnish.runtime.workers import PooledScorer
@@ -220,7 +220,7 @@ def test_the_object_store_keeps_a_batch(connection):
     read = stored.read(seconds=60)
     same(batch, read)
     read.wide.zero_()
-    same(batch, Pointers.to_all(stored).resolve(seconds=60))
+    same(batch, StoredRows.to_all(stored).resolve(seconds=60))
     lying = ray.get(stored.reference).arrays
     assert not any(array.flags.writeable or array.flags.owndata for array in lying)
 

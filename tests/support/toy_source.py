@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from burnish.data.stream import PromptStream
+from burnish.data.stream import Stream
 from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.data import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
@@ -28,7 +28,7 @@ START = torch.tensor([1.0, -1.0])
 
 
 def prompt_schedule(*, filtering=None, sampler=None):
-    stream = PromptStream(PROMPTS, 2, seed=0, shuffle=True, sampler=sampler)
+    stream = Stream(PROMPTS, 2, seed=0, shuffle=True, sampler=sampler)
     return PromptSchedule(
         stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
     )

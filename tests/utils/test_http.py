@@ -83,7 +83,7 @@ ADDRESSES = [*(f"http://h/v1{query}" for query in QUERIES), "http://me:hush@h", 
              "http://me:hush@h:99999", "http://[x", "http://", "http://h:99999/x", "http://h:x"]  # fmt: skip
 DOORS = {
     "trackers.mlflow": ["quickstart", "trackers.mlflow.arguments={{tracking_uri: '{}'}}"],
-    "algorithm.teachers": ["vlm_quickstart", "algorithm=distill", "algorithm.teachers=[{{url: '{}'}}]"],
+    "algorithm.teachers": ["vlm_quickstart", "algorithm={{name: distill, over: sampled, teachers: [{{url: '{}'}}]}}"],
     "rewards.judge.url": ["vlm_quickstart", "rewards.judge={{name: remote, url: '{}'}}"],
 }
 
