@@ -36,7 +36,6 @@ from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import local_shard
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
@@ -50,6 +49,7 @@ class LanguageRoles(TrainedRoles):
 
     counts_tokens = True
     model: LanguageModel
+    balance: Balance | None = None
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class LanguageRoles(TrainedRoles):
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
         own_trunk = critics if critic.trunk == "own" else ()
+        self.valued = "critic" if critic.trunk == "own" else "policy"  # whose states the critic's head reads
         learning = ("policy", *own_trunk)
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
         self._add((*own_trunk, *refreshed), reference=needs.reference, targets=targets, seed=seed, shared=shared)
@@ -168,8 +169,7 @@ class LanguageRoles(TrainedRoles):
             return run()
         # which role the network runs for; nothing for none of this run's own
         role = next((name for name, one in self._networks.items() if one is network), "")
-        states: ResponseStates = self.balance.through(self._active if role == "policy" else role, run)
-        return states
+        return self.balance.through(self._active if role == "policy" else role, run)
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
@@ -181,8 +181,7 @@ class LanguageRoles(TrainedRoles):
 
     def values(self, completion: Completion) -> Tensor:
         """The critic's prediction before every token that the policy chose: [B, T] float32, 0 elsewhere."""
-        name = "critic" if self.critic.trunk == "own" else "policy"
-        return self.run(name, lambda network: self._values(self.states(network, completion)))
+        return self.run(self.valued, lambda network: self._values(self.states(network, completion)))
 
     def judgements(self, completion: Completion) -> Tensor:
         """What a reward model's heads make of the text before every token of the mask: [B, T, H], 0 elsewhere."""
@@ -192,7 +191,7 @@ class LanguageRoles(TrainedRoles):
 
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         """Both with gradients, from one forward where policy and critic share a trunk."""
-        if self.critic.trunk == "own":
+        if self.valued == "critic":
             return self.policy(completion), self.values(completion)
 
         def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,10 +207,8 @@ class LanguageRoles(TrainedRoles):
         return list(self.model.layers(network))
 
     def _called_with(self, name: str) -> list[nn.Module]:
-        if self.reward_head is not None:
-            return [self.reward_head] if name == "policy" else []
-        trunk = self.network_of("critic" if self.critic.trunk == "own" else "policy")
-        return [self.value_head] if self.value_head is not None and name == trunk else []
+        heads = ((self.reward_head, "policy"), (self.value_head, self.network_of(self.valued)))
+        return [head for head, network in heads if head is not None and network == name]
 
     def _values(self, states: ResponseStates) -> Tensor:
         assert self.value_head is not None, "the algorithm did not say that it needs a critic"
@@ -232,21 +229,10 @@ class LanguageRoles(TrainedRoles):
 
     def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
         """Trained parameters of a role by their names in its network; a critic's and a reward model's with the head."""
-        if name == "policy" and self.reward_head is not None:
-            return super().parameters(name) | dict(self.reward_head.named_parameters("score"))
-        if name != "critic":
-            return super().parameters(name)
-        assert self.value_head is not None, "there is no critic"
-        head = {f"value_head.{key}": value for key, value in self.value_head.named_parameters()}
-        return head if self.critic.trunk == "shared" else super().parameters(name) | head
-
-    def refresh_reference(self, share: float = 1.0) -> None:
-        """Move the reference to the policy, by a share of the way."""
-        with torch.no_grad():
-            source = self.parameters("policy")
-            for name, value in self.parameters("reference").items():
-                if name in source:
-                    local_shard(value).lerp_(local_shard(source[name]), share)
+        own = {} if name == "critic" and self.critic.trunk == "shared" else super().parameters(name)
+        heads = {"policy": ("score", self.reward_head), "critic": ("value_head", self.value_head)}
+        prefix, head = heads.get(name, ("", None))
+        return own if head is None else own | dict(head.named_parameters(prefix))
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
@@ -283,8 +269,8 @@ class Balance:
         self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         for network in {id(network): network for network in networks.values()}.values():
-            routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
-            routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
+            told = ("top_k", "num_experts", "weight")
+            routers: list[Any] = [module for module in network.modules() if all(hasattr(module, one) for one in told)]
             assert routers, "a dense model should have been refused"
             self.top_k = int(routers[0].top_k)
             for router in routers:
