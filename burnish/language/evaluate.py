@@ -22,7 +22,7 @@ from burnish.language.engine import (
     sampled_for,
     sampling_of,
 )
-from burnish.language.offline import ResponseData
+from burnish.language.offline import offline_batch
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
@@ -132,8 +132,9 @@ class JudgementEvaluation(Evaluation):
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
         try:
-            data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
-            batch = data.batch(records, update=1, seed=assembly.config.seed)
+            batch: Any = offline_batch(
+                records, assembly.roles.model, assembly.engine.encode, update=1, seed=assembly.config.seed
+            )
         finally:
             assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
         trace, members = batch.answers.trace, batch.answers.members
