@@ -62,20 +62,16 @@ class ResponseRecord:
         prompts = self.asked or (self.prompt,) * len(self.responses)
         return list(zip(prompts, self.responses, strict=True))
 
-    def ids(self, model: Any) -> list[int]:
+    def ids(self, model: LanguageModel) -> list[int]:
         """The tokens of its only response: those that were sampled, else those of its text."""
-        own: list[int] = model.response_ids(self.responses[0]) if self.tokens is None else list(self.tokens)
-        return own
+        return model.response_ids(self.responses[0]) if self.tokens is None else list(self.tokens)
 
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""
-        content: list[Any] = [self.prompt.uid, *self.responses, self.good]
-        if self.target:
-            content += [repr(self.target), self.margin, self.ends]
-        if self.asked:
-            content.append([prompt.uid for prompt in self.asked])
-        return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+        asked = [prompt.uid for prompt in self.asked]
+        content = repr((self.prompt.uid, self.responses, self.good, self.target, self.margin, self.ends, asked))
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def read_records(files: Any, options: LanguageDataOptions, needs: LanguageNeeds) -> list[ResponseRecord]:
@@ -111,22 +107,18 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
         yield ResponseRecord(question(record, options), (response,))
         return
     conversation = conversation_of(record, options)
-    said = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
-    turns = [i for i in said if conversation.messages[i].learned]
+    said = [(i, message) for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    learned = [(i, message) for i, message in said if message.learned]
     if not said:
         wanted = options.response_key or ", ".join(RESPONSE)
         raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
-    if not turns:
+    if not learned:
         raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
-    for i in turns:
-        if i == 0:
-            raise ValueError("has messages that begin with the assistant's: it answers nothing")
-        message = conversation.messages[i]
-        if any(part.kind != "text" for part in message.parts):
-            raise ValueError("has a message of the assistant with an image; a response must be text only")
-        _check_text(message)
+    if learned[0][0] == 0:
+        raise ValueError("has messages that begin with the assistant's: it answers nothing")
+    for i, message in learned:
         prompt = prompt_of(record, conversation, conversation.messages[:i], options)
-        yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
+        yield ResponseRecord(prompt, (_said(message),))
 
 
 def _preference(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -184,14 +176,16 @@ def last_response(record: Record, options: LanguageDataOptions) -> str:
     last = conversation_of(record, options).messages[-1]
     if last.role != "assistant":
         raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
-    _check_text(last)
-    return _not_empty(last.text, "content")
+    return _said(last)
 
 
-def _check_text(message: Message) -> None:
-    """Refuse a response of which more than its text would have to be written."""
+def _said(message: Message) -> str:
+    """The text of a message of the assistant; refused where more than that would have to be written."""
+    if any(part.kind != "text" for part in message.parts):
+        raise ValueError("has a message of the assistant with an image; a response must be text only")
     if key := "tool_calls" if message.calls else unwritable(parse_json(message.more or "{}")):
         raise ValueError(ONLY_TEXT.format(key))
+    return _not_empty(message.text, "content")
 
 
 def one_response(record: Record, options: LanguageDataOptions) -> str | None:
