@@ -44,7 +44,7 @@ def scored_batch(
         update: policy update that trains on them.
     """
     rows: list[ResponseRecord] = [member for group in groups for member in group.members]
-    ids = [row.ids(model) for row in rows]
+    ids = [model.response_ids(row.responses[0]) if row.tokens is None else list(row.tokens) for row in rows]
     trace = offline_completion(
         model, encode([row.prompt for row in rows]), ids, finished=[row.finished for row in rows],
         logprobs=[row.logprobs or (math.nan,) * len(own) for row, own in zip(rows, ids, strict=True)],

@@ -4,7 +4,6 @@ right; of images that were drawn for prompts, too."""
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,10 +60,6 @@ class ResponseRecord:
         """Each of its responses, with what it answers."""
         prompts = self.asked or (self.prompt,) * len(self.responses)
         return list(zip(prompts, self.responses, strict=True))
-
-    def ids(self, model: LanguageModel) -> list[int]:
-        """The tokens of its only response: those that were sampled, else those of its text."""
-        return model.response_ids(self.responses[0]) if self.tokens is None else list(self.tokens)
 
     @cached_property
     def uid(self) -> str:

@@ -114,14 +114,12 @@ def token_budget_batches(completion: Completion, budget: int, *, together: int =
         if batch and used + total > budget and total <= budget:
             yield batch
             batch, used = [], 0
-        counted = False  # whether this micro-batch holds the prompt already
+        before = lengths[prompt]  # tokens of the prompt that this micro-batch does not hold yet
         for row in rows:
-            needed = responses[row] + (0 if counted else lengths[prompt])
-            if batch and used + needed > budget:
+            if batch and used + before + responses[row] > budget:
                 yield batch
-                batch, used, needed = [], 0, responses[row] + lengths[prompt]
+                batch, used, before = [], 0, lengths[prompt]
             batch.append(row)
-            used += needed
-            counted = True
+            used, before = used + before + responses[row], 0
     if batch:
         yield batch

@@ -85,36 +85,39 @@ class TokenPolicyGradient(PolicyGradient):
     def _options_fit(self) -> Self:
         clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
         advantage, count = self.part("advantage"), self.high_entropy_count
-        bounds = ("reward_clip", "reward_clip_low")
-        scaled = [*(["reward_norm"] if self.reward_norm else []), *(n for n in bounds if getattr(self, n) is not None)]
-        shaped = [*scaled, *(["overlong"] if self.overlong else [])]
-        shaped += ["kl.route=reward"] if self.kl and self.kl.route == "reward" else []
-        scales, shapes = "".join(scaled[:1]), "".join(shaped[:1])
+        scaling = {
+            "reward_norm": self.reward_norm, "reward_clip": self.reward_clip is not None,
+            "reward_clip_low": self.reward_clip_low is not None,
+        }  # fmt: skip
+        by_kl = self.kl is not None and self.kl.route == "reward"
+        shaping = scaling | {"overlong": self.overlong is not None, "kl.route=reward": by_kl}
+        scales, shapes = (", ".join(name for name, given in one.items() if given) for one in (scaling, shaping))
         what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
-        every = self.high_entropy_fraction == 1
-        unread = "is never read when high_entropy_fraction is 1; leave it out"
         refuse([
-            (every and self.high_entropy_per != "batch", f"high_entropy_per {unread}"),
-            (every and count != "all", f"high_entropy_count {unread}"),
+            (
+                self.high_entropy_fraction == 1 and (self.high_entropy_per != "batch" or count != "all"),
+                "high_entropy_per and high_entropy_count are never read when high_entropy_fraction is 1; leave them "
+                "out",
+            ),
             (
                 count != "all" and "token-sum" in self.loss_agg_mode,
                 f"high_entropy_count is {count}, but loss_agg_mode {self.loss_agg_mode} divides by no number of "
                 "tokens; leave it out",
             ),
             (
-                advantage.turn_rewards and scaled,
-                f"turn_rewards is true, but {scales} changes the sum of the turns, not the turns; leave one of "
-                "them out",
+                advantage.turn_rewards and scales,
+                f"turn_rewards is true, but the sum of the turns, not the turns, is what {scales} changes; "
+                "leave one of them out",
             ),
             (
-                advantage.steps and scaled,
-                f"advantage is {advantage.name}, but {scales} changes the sum of the steps, not the steps; leave it "
-                "out",
+                advantage.steps and scales,
+                f"advantage is {advantage.name}, but the sum of the steps, not the steps, is what {scales} "
+                "changes; leave it out",
             ),
             (
-                advantage.advantage_aggregation != "sum" and shaped,
+                advantage.advantage_aggregation != "sum" and shapes,
                 f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
-                f"but {shapes} changes their sum; leave one of them out",
+                f"but their sum is what {shapes} changes; leave one of them out",
             ),
             (
                 advantage.critic != self.learns_values,
@@ -416,10 +419,10 @@ def _scaled(
     scored, metrics = annotated.scored, {}
     reward, greedy = scored.scores.reward.float(), scored.greedy.float()
     if algorithm.overlong is not None:
-        length = scored.trace.mask.sum(1)
         penalty = overlong_penalty(
-            length, max_length=scored.limit, buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor
-        )
+            scored.trace.mask.sum(1), max_length=scored.limit,
+            buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor,
+        )  # fmt: skip
         reward = reward + penalty
         metrics["critic/overlong_penalty/mean"] = float(penalty.mean())
         metrics["critic/overlong_penalty/ratio"] = float((penalty < 0).float().mean())
