@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -56,7 +56,7 @@ from burnish.language.offline import (
 )
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens, load_teacher
+from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -89,24 +89,9 @@ class LanguageAssembly(Assembly):
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
-        config = self.config
-        return LanguageRoles(
-            model or load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
-            self.needs,
-            config.model.lora,
-            critic=config.critic,
-            freeze=config.model.freeze,
-            temperature=config.rollout.temperature,
-            layout=config.trainer.layout,
-            micro_batch_size=config.trainer.micro_batch_tokens,
-            on_policy=config.steps_per_update == 1,
-            seed=config.seed,
-            router_aux_loss_coef=config.model.router_aux_loss_coef,
-            sampled_elsewhere=config.rollout.vllm is not None,
-            mini_batch_size=config.trainer.mini_batch_size,
-            shared=self.sharded,
-            load_teacher=partial(load_teacher, config.model, aligned=self.needs.aligned),
-        )
+        options = self.config.model
+        loaded = model or load_language_model(options, shared=self.sharded, only_samples=self.only_samples)
+        return LanguageRoles(loaded, self.needs, self.config, shared=self.sharded)
 
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)

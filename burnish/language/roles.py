@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.config import LanguageConfig
 from burnish.language.logprobs import (
     Layout,
     ResponseStates,
@@ -31,7 +32,6 @@ from burnish.models.linear import joined
 from burnish.models.lora import adapter_parameters, lora_layers, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
-from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
 from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -51,35 +51,17 @@ class LanguageRoles(TrainedRoles):
     model: LanguageModel
     balance: Balance | None = None
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        needs: LanguageNeeds,
-        lora: LanguageLoraOptions | None,
-        *,
-        critic: CriticOptions,
-        freeze: Sequence[str],
-        temperature: float,
-        layout: Layout | Literal["auto"],
-        micro_batch_size: int,
-        on_policy: bool,
-        seed: int,
-        router_aux_loss_coef: float,
-        sampled_elsewhere: bool,
-        mini_batch_size: int | None,
-        shared: bool,
-        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]],
-    ) -> None:
-        """Make them.
-
-        ``sampled_elsewhere`` says that another engine's kernels sample than this project's; ``shared`` that the model
-        is not read until it is sharded; ``load_teacher`` loads a teacher when it is first asked.
-        """
-        super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
-        self.needs, self.critic = needs, critic
-        self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
+    def __init__(self, model: LanguageModel, needs: LanguageNeeds, config: LanguageConfig, *, shared: bool) -> None:
+        """Make them; ``shared`` says that the model is not read until it is sharded."""
+        lora, critic, trainer, seed = config.model.lora, config.critic, config.trainer, config.seed
+        super().__init__(
+            model, lora, micro_batch_size=trainer.micro_batch_tokens, on_policy=config.steps_per_update == 1
+        )
+        self.needs, self.critic, self.temperature = needs, critic, config.rollout.temperature
+        self.layout, self.mini_batch_size = trainer.layout, trainer.mini_batch_size
         self._settled: Layout | None = None
-        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
+        # another engine's kernels round otherwise than this project's
+        self.sampler_rounds = config.rollout.vllm is not None or model.compute != torch.float32
         critics = ("critic",) if needs.critic else ()
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
@@ -100,16 +82,16 @@ class LanguageRoles(TrainedRoles):
                     parameter.requires_grad_(True)
         elif own_trunk:
             self._networks["critic"].requires_grad_(True)
-        self._freeze(freeze)
+        self._freeze(config.model.freeze)
         # near 0, as the rewards to come of an unknown policy
         self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
         self.policy: TokenRole = partial(self._scores, "policy")
         self.reference: TokenRole = partial(self._scores, "reference")
-        self.teachers = Teachers(self, needs.teachers, load_teacher)
-        if router_aux_loss_coef:
+        self.teachers = Teachers(self, config.model)
+        if coef := config.model.router_aux_loss_coef:
             networks = {name: self._networks[self.network_of(name)] for name in learning}
-            self.balance = Balance(networks, router_aux_loss_coef)
+            self.balance = Balance(networks, coef)
             model.require_single_forward()  # a token's router logits are told by its place in the forward
 
     def measure(self, peak: float) -> None:

@@ -51,7 +51,6 @@ Known = (
     Tensor | Vocabularies | None
 )  # ids [n, W] of a server's tokens; which tokens both have; None: they have the same
 Measure = Callable[[Tensor, Tensor, Known], Tensor]  # of student's and teacher's log-probs, [n, V] and [n, W]
-Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,13 @@ class Reading:
 class Teacher:
     """One of a run's teachers: a network of this process, a server, or the policy itself."""
 
-    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load) -> None:
+    def __init__(self, roles: LanguageRoles, student: LanguageModelOptions, options: TokenTeacher, option: str) -> None:
         self.roles, self.options, self.model = roles, options, roles.model
         self.server: ServedTeacher | None = None
         self.vocabularies: Vocabularies | None = None  # where texts are compared, and not tokens
         unknown = set[int]()
         if options.path is not None:
-            self.model, unknown = load(options, option)
+            self.model, unknown = load_teacher(student, options, option, aligned=roles.needs.aligned)
             if roles.needs.aligned:
                 self.vocabularies = Vocabularies.of(roles.model, self.model, options.shared_weight, roles.device)
             elif odd := [one for one in roles.model.stop if one in unknown]:
@@ -219,15 +218,15 @@ class Teacher:
 class Teachers:
     """All teachers of a run."""
 
-    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load) -> None:
-        self.roles, self.teachers, self._load = roles, teachers, load
+    def __init__(self, roles: LanguageRoles, student: LanguageModelOptions) -> None:
+        self.roles, self.student = roles, student
 
     @cached_property
     def all(self) -> list[Teacher]:
         """Each, loaded or found to answer."""
         return [
-            Teacher(self.roles, options, f"algorithm.teachers[{number}]", self._load)
-            for number, options in enumerate(self.teachers)
+            Teacher(self.roles, self.student, options, f"algorithm.teachers[{number}]")
+            for number, options in enumerate(self.roles.needs.teachers)
         ]
 
     def asked(self, scored: ScoredResponses) -> list[Asked]:
