@@ -63,14 +63,12 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         """Without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip."""
         idle = {  # what only rewards are for
             "advantage", "advantage_clip", "advantage_clip_low", "overlong", "reward_norm", "reward_clip",
-            "reward_clip_low", *(one.name for one in fields(self.parts["advantage"]) if one.name != "name"),
+            "reward_clip_low", *(one.name for one in fields(self.parts["advantage"])),
         }  # fmt: skip
         if self.over != "sampled":  # and what only an advantage is for
-            own = (one.name for one in fields(self.parts["surrogate"]) if one.name != "name")
-            idle |= {"surrogate", "high_entropy_fraction", *own}
+            idle |= {"surrogate", "high_entropy_fraction", *(one.name for one in fields(self.parts["surrogate"]))}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
-        initial = [teacher for teacher in self.teachers if teacher.is_policy and teacher.weights == "initial"]
-        rates = {teacher.update_rate for teacher in initial}
+        rates = {one.update_rate for one in self.teachers if one.is_policy and one.weights == "initial"}
         refuse([
             (
                 self.over == "sampled" and self.divergence == "jsd",
@@ -96,7 +94,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
                     f"{name} is {getattr(self, name)}, but reward_coef is 0: rewards are only watched; leave it "
                     "out, or set reward_coef",
                 )
-                for name in sorted(idle)
+                for name in sorted(idle - {"name"})
             ),
         ])  # fmt: skip
         return self
@@ -128,6 +126,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace
+        from functools import partial
 
         from burnish.rl.surrogates import sampled_advantage
 
@@ -136,12 +135,9 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         annotated = replace(super().compute_logprobs(scored, roles), asked=asked)
         if not sampled:
             return annotated
-        kind = self.divergence
-        assert kind != "jsd", "was refused"
-        worth = roles.teachers.worth(
-            asked, scored.trace, lambda student, teacher: sampled_advantage(student, teacher, kind)
-        )
-        return replace(annotated, taught=worth)
+        assert self.divergence != "jsd", "was refused"
+        measure = partial(sampled_advantage, kind=self.divergence)
+        return replace(annotated, taught=roles.teachers.worth(asked, scored.trace, measure))
 
     def _extended(self, batch: TokenBatch, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from dataclasses import replace

@@ -238,13 +238,11 @@ class ClipCov(TokenPolicyGradient, advantage="group", surrogate="clip"):
         weight, metrics = super()._selected(annotated, trained, advantage)
         cov, scored = covariance(annotated.old, advantage, trained), annotated.scored
         candidates = trained & (cov > self.cov_low) & (cov < self.cov_high)
-        rows = candidates.any(1).nonzero().flatten()
         left_out = torch.zeros_like(trained)
-        if len(rows):
-            keys = [(scored.seed, "clip_cov", scored.update, int(scored.group[i]), int(scored.sample[i])) for i in rows]
-            draws = torch.full(trained.shape, torch.inf)
-            draws[rows] = random.uniform(trained.shape[1], keys)
-            draws = draws.masked_fill(~candidates, torch.inf)
+        if bool(candidates.any()):
+            rows = zip(scored.group.tolist(), scored.sample.tolist(), strict=True)
+            keys = [(scored.seed, "clip_cov", scored.update, group, sample) for group, sample in rows]
+            draws = random.uniform(trained.shape[1], keys).masked_fill(~candidates, torch.inf)
             count = min(max(1, int(self.cov_fraction * int(trained.sum()))), int(candidates.sum()))
             left_out.view(-1)[draws.flatten().topk(count, largest=False).indices] = True
         metrics["actor/cov_fraction"] = float(left_out.sum() / trained.sum().clamp_min(1))
