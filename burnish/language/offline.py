@@ -86,7 +86,8 @@ def offline_batch(
         return OfflineResponses(answers=ResponseRows(trace=trace, members=members), good=good, **run)
     trace = judged_completion(model, prompts, texts, [record.ends or None for record in records for _ in record.rows])
     target = pad_sequence([torch.tensor(record.target) for record in records], batch_first=True, padding_value=math.nan)
-    margin = torch.tensor([record.margin for record in records])[:, None].expand_as(target)
+    nothing = (0.0,) * target.shape[-1]
+    margin = torch.tensor([record.margin or nothing for record in records])[:, None].expand_as(target)
     return OfflineJudgements(answers=ResponseRows(trace=trace, members=members), target=target, margin=margin, **run)
 
 

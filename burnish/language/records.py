@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.images import BEGINNING, KEYS, image_at, is_clip
+from burnish.data.images import BEGINNING, KEYS, image_at
 from burnish.data.images import Holds as Images
 from burnish.data.pixels import all_of
 from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
@@ -41,7 +41,7 @@ class ResponseRecord:
     good: bool = True
     # labels of each step by each head, where a reward model learns
     target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
-    margin: tuple[float, ...] = ()  # [H]
+    margin: tuple[float, ...] = ()  # [H] of a pair
     ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
     asked: tuple[Prompt, ...] = ()  # of records of images: the question about each, which has no response
     # of a response with scores
@@ -237,37 +237,31 @@ def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNee
         raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
     if tie and preference is not None:
         raise ValueError("has 'tie' and 'preference'; keep one")
-    outcome = dict.fromkeys(needs.heads, 0.0 if tie else 1.0)
+    outcome = (0.0 if tie else 1.0,) * len(needs.heads)
     if preference is not None:
         outcome = _by_head(preference, "preference", needs.heads, _outcome)
-    if 0.0 in outcome.values() and not needs.ties:
+    if 0.0 in outcome and not needs.ties:
         raise ValueError("is a tie, which algorithm.ties=null can't learn; set it to rao_kupper or davidson")
     margin = _by_head(
         record.values.get("margin"), "margin", needs.heads, partial(_label, least=0.0, must="it must not be negative")
     )
-    yield ResponseRecord(
-        prompt,
-        responses,
-        target=(tuple(outcome[head] for head in needs.heads),),
-        margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in needs.heads),
-        asked=asked,
-    )
+    margin = tuple(0.0 if math.isnan(one) else one for one in margin)
+    yield ResponseRecord(prompt, responses, target=(outcome,), margin=margin, asked=asked)
 
 
 def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     key, value = find(record.values, SCORES)
     if not key:
         raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
-    scores = _by_head(value, key, needs.heads, SHARE if needs.shares else _label)
-    target, margin = (tuple(scores[head] for head in needs.heads),), (0.0,) * len(needs.heads)
+    target = (_by_head(value, key, needs.heads, SHARE if needs.shares else _label),)
     if needs.question:
         prompt, asked = drawn(record, options, needs.question, "images")
-        yield ResponseRecord(prompt, ("",), target=target, margin=margin, asked=asked)
+        yield ResponseRecord(prompt, ("",), target=target, asked=asked)
         return
     response = one_response(record, options)
     if response is None:
         raise ValueError("has no response; give one under response, completion or output")
-    yield ResponseRecord(question(record, options), (response,), target=target, margin=margin)
+    yield ResponseRecord(question(record, options), (response,), target=target)
 
 
 def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -289,28 +283,24 @@ def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
         text += step if step.endswith(needs.separator) or number + 1 == len(texts) else step + needs.separator
         ends.append(len(text))
     read = SHARE if needs.shares else _label
-    by_step = [_by_head(one, "labels", needs.heads, read) for one in given]
-    yield ResponseRecord(
-        question(record, options), (text,),
-        target=tuple(tuple(one[head] for head in needs.heads) for one in by_step),
-        margin=(0.0,) * len(needs.heads), ends=tuple(ends),
-    )  # fmt: skip
+    target = tuple(_by_head(one, "labels", needs.heads, read) for one in given)
+    yield ResponseRecord(question(record, options), (text,), target=target, ends=tuple(ends))
 
 
-def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> dict[str, float]:
+def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> tuple[float, ...]:
     """A label for each head; nan where there is none. One that is given alone is of every head."""
     if value is None:
-        return dict.fromkeys(heads, math.nan)
+        return (math.nan,) * len(heads)
     if not isinstance(value, Mapping):
         if len(heads) > 1:
             raise ValueError(f"{key!r} is {shown(value)}; with heads {', '.join(heads)} it must have one for each")
-        return dict.fromkeys(heads, read(value, key))
+        return (read(value, key),)
     if unknown := [name for name in value if name not in heads]:
         raise ValueError(f"{key!r} has {unknown[0]!r}; algorithm.heads has {', '.join(heads)}")
-    found = {head: math.nan if value.get(head) is None else read(value[head], key) for head in heads}
-    if all(math.isnan(one) for one in found.values()):
+    labels = tuple(math.nan if value.get(head) is None else read(value[head], key) for head in heads)
+    if all(map(math.isnan, labels)):
         raise ValueError(f"{key!r} has nothing for any of the heads {', '.join(heads)}")
-    return found
+    return labels
 
 
 def _outcome(value: Any, key: str) -> float:
@@ -353,15 +343,13 @@ def drawn(
     value = templated(options.template, value, record.values)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
-    for usual in KEYS[holds]:
-        name, shows = find(record.values, usual)
-        path = shows.get("path") if isinstance(shows, Mapping) else shows
-        if is_clip(shows) or (isinstance(path, str) and path.lower().endswith(".gif")):
-            raise ValueError(  # it would be judged by its first frame, if at all
-                f"{name!r} is {shown(shows)}: algorithm.question is asked about single images; give a frame of each "
-                "clip (as a reward, the model then scores clips by their frames)"
-            )
     images = [image_at(record, usual) for usual in KEYS[holds]]
+    moving = [one for one in images if one.kind == "video" or str(one.path).lower().endswith(".gif")]
+    if moving:
+        raise ValueError(  # it would be judged by its first frame, if at all
+            f"has {moving[0].path or 'a clip'}: algorithm.question is asked about single images; give a frame of each "
+            "clip (as a reward, the model then scores clips by their frames)"
+        )
     if len(images) == 2 and images[0] == images[1]:
         raise ValueError("has the same image as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")

@@ -344,11 +344,8 @@ def privileged(prompt: Prompt, key: str) -> Prompt:
             f"{prompt.name} has no text under {key}, which a teacher is to read (prompt_key); add it to the record, "
             "and the key to data.extra_keys"
         )
-    if not prompt.messages:
-        return replace(prompt, text=text)
-    *before, last = prompt.messages
-    media = tuple(part for part in last.parts if part.kind != "text")
-    return replace(prompt, messages=(*before, replace(last, parts=(*media, Part("text", text)))))
+    media = tuple(part for part in prompt.turns[-1].parts if part.kind != "text")
+    return _ending(prompt, text, (*media, Part("text", text)))
 
 
 THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
@@ -364,12 +361,15 @@ def with_hindsight(prompt: Prompt, solution: str, feedback: str) -> Prompt | Non
     else:
         return None
     more += "\n\nNow answer the question rightly."
-    if not prompt.messages:
-        return replace(prompt, text=prompt.text + more)
-    *before, last = prompt.messages
-    said, end = last.parts[:-1], last.parts[-1]
-    parts = (*said, Part("text", end.text + more)) if end.kind == "text" else (*last.parts, Part("text", more))
-    return replace(prompt, messages=(*before, replace(last, parts=parts)))
+    *before, end = prompt.turns[-1].parts
+    parts = (*before, Part("text", end.text + more)) if end.kind == "text" else (*before, end, Part("text", more))
+    return _ending(prompt, prompt.text + more, parts)
+
+
+def _ending(prompt: Prompt, text: str, parts: tuple[Part, ...]) -> Prompt:
+    """A prompt of another text, whose last message has other parts."""
+    *before, last = prompt.turns
+    return replace(prompt, text=text, messages=(*before, replace(last, parts=parts)))
 
 
 def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) -> None:
