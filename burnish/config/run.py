@@ -294,7 +294,9 @@ class RunConfig:
     @property
     def samples_from(self) -> str:
         """Which options that number comes from, for messages."""
-        raise NotImplementedError
+        rollouts = f" x trainer.rollouts_per_update {self.batches_per_update}" if self.batches_per_update > 1 else ""
+        own = f" x rollout.n {self.rollout.n}" if self.grouped else ""
+        return f"data.train_batch_size {self.data.train_batch_size}{rollouts}{own}"
 
     @property
     def sampled_together(self) -> int:

@@ -130,13 +130,6 @@ class LanguageConfig(RunConfig):
         vllm = self.rollout.vllm
         return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
 
-    @property
-    def samples_from(self) -> str:
-        rollouts = self.trainer.rollouts_per_update
-        text = f"data.train_batch_size {self.data.train_batch_size}"
-        text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
-        return f"{text} x rollout.n {self.rollout.n}" if self.grouped else text
-
     def batch_sizes(self) -> dict[str, Sizes]:
         return {
             "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),

@@ -152,9 +152,8 @@ class Teacher:
         rows = [row for row, prompt in enumerate(asked) if prompt is not None]
         encoded, taught = self.encode([prompt for prompt in asked if prompt is not None]), trace.select(rows)
         if self.vocabularies is None:
-            finished, axes = taught.finished, self.model.axes
-            same = Completion.of_text(encoded, taught.ids, taught.length, axes=axes, finished=finished)
-            return Seen(torch.tensor(rows), replace(same, mask=taught.mask))
+            same = Completion.of_text(encoded, taught.ids, taught.length, axes=self.model.axes)
+            return Seen(torch.tensor(rows), same)
         own, theirs = self.roles.model, self.model
         both = [
             align(own.decode, ids[mask].tolist(), theirs.decode, theirs.response_ids)
@@ -246,7 +245,7 @@ class Teachers:
         """
         for teacher in self.all:
             if teacher.server is not None:
-                teacher.server.forget()
+                teacher.server.asked.clear()
         for teacher, column in self._each(asked):
             if teacher.server is not None and self.roles.shards.ranks.size == 1:
                 teacher.server.ask(teacher.seen(column, trace).responses, top_k)
@@ -483,7 +482,7 @@ class ServedTeacher:
         token = read_token(teacher.token_variable, f"{option}.token_variable")
         self._server = Servers([self.url], token=token, largest=256 << 20)  # bytes of a reply
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="teacher")  # requests under way
-        self._asked: dict[tuple[Any, ...], Future[Answer]] = {}
+        self.asked: dict[tuple[Any, ...], Future[Answer]] = {}  # in this update
         self.served_as = teacher.served_as or self._first_listed()
         ids = student.response_ids("The quick brown fox jumps over 13 lazy dogs.")
         for number, entry in zip(ids[1:], self._entries(ids, 1)[1:], strict=True):
@@ -505,31 +504,22 @@ class ServedTeacher:
             raise UserError(f"{self.option}.url is {self.url}, which lists no model; give {self.option}.served_as")
         return str(listed[0]["id"])
 
-    def forget(self) -> None:
-        """Another update begins: what was asked before isn't asked again."""
-        for future in self._asked.values():
-            future.cancel()
-        self._asked.clear()
-
     def read(self, seen: Completion, top_k: int) -> Answer:
         """What the server thinks of the tokens of responses, whose prompts are those that it reads: [R, K] both."""
-        rows = zip(self.ask(seen, top_k), seen.mask, seen.length.tolist(), strict=True)
-        kept = [[side[mask[:length]] for side in future.result()] for future, mask, length in rows]
-        ids, values = (torch.cat(side) for side in zip(*kept, strict=True))
+        answers = [future.result() for future in self.ask(seen, top_k)]
+        ids, values = (torch.cat(side) for side in zip(*answers, strict=True))
         # what the student can't write counts with all the rest
         return ids, values.masked_fill(torch.isin(ids, self.student.banned), LEAST)
 
     def ask(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
         """Ask about responses in the background."""
-        found = []
-        for row, prompt in enumerate(seen.prompts.index.tolist()):
-            before = seen.prompts.table.ids[prompt].tolist()
-            response = seen.ids[row, : int(seen.length[row])].tolist()
-            key = (top_k, tuple(before), tuple(response))
-            if key not in self._asked:
-                self._asked[key] = self._pool.submit(self._answer, before, response, top_k)
-            found.append(self._asked[key])
-        return found
+        keys = []
+        for prompt, ids, length in zip(seen.prompts.index.tolist(), seen.ids, seen.length.tolist(), strict=True):
+            key = (tuple(seen.prompts.table.ids[prompt].tolist()), tuple(ids[:length].tolist()), top_k)
+            keys.append(key)
+            if key not in self.asked:
+                self.asked[key] = self._pool.submit(self._answer, *key)
+        return [self.asked[key] for key in keys]
 
     def _answer(self, before: Sequence[int], response: Sequence[int], top_k: int) -> Answer:
         """The ``top_k`` likeliest tokens at each of a response's; with 0 the response's own."""
