@@ -306,7 +306,7 @@ class RunConfig:
     @property
     def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
-        return 1
+        return self.rollout.n if self.grouped and self.algorithm.needs().atom in ("pair", "group") else 1
 
     @property
     def optimizer_steps(self) -> int:

@@ -122,11 +122,6 @@ class FlowConfig(RunConfig):
         return self.sharding.context_parallel
 
     @property
-    def rows_per_group(self) -> int:
-        together = self.grouped and self.algorithm.needs().atom != "sample"
-        return self.rollout.n if together else 1
-
-    @property
     def finished(self) -> str:
         """What is learned from where nothing is sampled, for messages."""
         return "images with scores" if self.holds == "scored" else str(self.holds)

@@ -141,11 +141,6 @@ class LanguageConfig(RunConfig):
         return not self.algorithm.needs().heads  # nothing is sampled where a reward model is trained
 
     @property
-    def rows_per_group(self) -> int:
-        needs = self.algorithm.needs()
-        return self.rollout.n if self.grouped and needs.atom == "pair" else 1
-
-    @property
     def longest(self) -> int:
         """Tokens that the policy can write for a sample."""
         limit = self.rollout.max_new_tokens
@@ -288,7 +283,7 @@ class LanguageConfig(RunConfig):
     def _of_environment(self) -> Rules:
         environment, limit = self.environment, self.rollout.max_new_tokens
         given = {label: one for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)}
-        by_turn = getattr(self.algorithm.needs(), "turn_rewards", False)
+        by_turn = self.algorithm.needs().turn_rewards
         if environment is None:
             missing = "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
             return [
