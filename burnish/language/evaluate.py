@@ -146,6 +146,7 @@ class JudgementEvaluation(Evaluation):
                 judged = part.at_labels(assembly.roles.judgements(part.answers.trace))
                 values[rows] = judged.cpu().view(len(rows), *values.shape[1:])
         outcome = assembly.config.algorithm.outcome(values.flatten(0, 1), batch)
+        outcome = {name: one.masked_fill(batch.target.isnan(), math.nan) for name, one in outcome.items()}
         return Evaluated(_scores(outcome, assembly.needs.heads), list(zip(records, values, strict=True)), [])
 
     def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:

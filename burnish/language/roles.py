@@ -114,9 +114,9 @@ class LanguageRoles(TrainedRoles):
             for pattern in patterns:
                 found = [name for name in parameters if name.startswith(pattern) or fnmatch.fnmatch(name, pattern)]
                 if not found:
-                    shown = ", ".join(list(parameters)[:3])
                     raise UserError(
-                        f"model.freeze has {pattern!r}, which matches no parameter; they are called like {shown}"
+                        f"model.freeze has {pattern!r}, which matches no parameter; they are called like "
+                        f"{', '.join(list(parameters)[:3])}"
                     )
                 for name in found:
                     parameters[name].requires_grad_(False)

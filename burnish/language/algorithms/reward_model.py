@@ -7,7 +7,7 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -51,7 +51,7 @@ class RewardTraining(RowsOfResponses):
 
     @abstractmethod
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        """What validation reports of labels [B, S, H], the first being what counts; nan where there is none."""
+        """What validation reports of labels [B, S, H], the first being what counts; not read where there is none."""
 
     def loss(self, part: OfflineJudgements, roles: LanguageRoles) -> Loss:
         from burnish.types.batch import to_device
@@ -60,12 +60,10 @@ class RewardTraining(RowsOfResponses):
         values = part.at_labels(roles.judgements(part.answers.trace))
         known = to_device(~part.target.isnan(), values.device)
         loss, reported = self.losses(values, part)
-        reported = {"actor/reward_loss": loss} | reported
-        count = known.sum()
-        metrics: dict[str, Any] = {
-            name: (value.detach().masked_fill(~known, 0.0).sum(), count) for name, value in reported.items()
-        }
-        return Loss(loss.sum(), metrics)
+        each = ({"actor/reward_loss": loss} | reported).items()
+        return Loss(
+            loss.sum(), {name: (one.detach().masked_fill(~known, 0.0).sum(), known.sum()) for name, one in each}
+        )
 
 
 @options
@@ -122,12 +120,10 @@ class BradleyTerry(AboutImages):
         from burnish.language.losses import comparison
 
         first, second = values[::2], values[1::2]
-        nothing = part.target.isnan()
-        loss = comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength)
         return {
-            "accuracy": self._right(first - second, part.target).masked_fill(nothing, float("nan")),
+            "accuracy": self._right(first - second, part.target),
             "margin": (first - second) * part.target,
-            "nll": loss.masked_fill(nothing, float("nan")),
+            "nll": comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength),
         }
 
     def _right(self, ahead: Tensor, target: Tensor) -> Tensor:
@@ -166,8 +162,8 @@ class Regression(RewardTraining):
         }
 
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        error = (self._value(values) - part.target).abs()
-        return {"closeness": -error, "predicted": self._value(values) + 0 * part.target, "given": part.target}
+        value = self._value(values)
+        return {"closeness": -(value - part.target).abs(), "predicted": value, "given": part.target}
 
     def _value(self, values: Tensor) -> Tensor:
         return values.sigmoid() if self.squashed else values
@@ -200,8 +196,8 @@ class ProcessReward(Regression):
         )
 
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        value, target = self._value(values), part.target
+        reported = super().outcome(values, part)
         if not self.squashed:
-            return super().outcome(values, part)
-        right = ((value > 0.5) == (target > 0.5)).float()
-        return {"accuracy": right + 0 * target, "predicted": value + 0 * target, "given": target}
+            return reported
+        right = ((reported["predicted"] > 0.5) == (part.target > 0.5)).float()
+        return {"accuracy": right, "predicted": reported["predicted"], "given": part.target}
