@@ -60,10 +60,8 @@ class RewardTraining(RowsOfResponses):
         values = part.at_labels(roles.judgements(part.answers.trace))
         known = to_device(~part.target.isnan(), values.device)
         loss, reported = self.losses(values, part)
-        each = ({"actor/reward_loss": loss} | reported).items()
-        return Loss(
-            loss.sum(), {name: (one.detach().masked_fill(~known, 0.0).sum(), known.sum()) for name, one in each}
-        )
+        count, each = known.sum(), ({"actor/reward_loss": loss} | reported).items()
+        return Loss(loss.sum(), {name: (one.detach().masked_fill(~known, 0.0).sum(), count) for name, one in each})
 
 
 @options
