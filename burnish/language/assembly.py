@@ -56,7 +56,7 @@ from burnish.language.offline import (
 )
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens
+from burnish.language.teachers import HINDSIGHT, check_teachers
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -267,7 +267,7 @@ class LanguageAssembly(Assembly):
         return super().val_prompts
 
     def check_data(self) -> None:
-        config, teachers = self.config, self.needs.teachers
+        config = self.config
         every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of([*self.responses, *self.imitated]))
         if config.environment is not None:
             config.environment.check()
@@ -275,11 +275,7 @@ class LanguageAssembly(Assembly):
         if config.sharding.context_parallel > 1:
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
-        for number, teacher in enumerate(teachers):
-            if teacher.path is not None and not self.needs.aligned:
-                check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
-        if teachers:
-            check_taught(teachers, self.train_prompts)
+        check_teachers(config.model, self.needs, self.train_prompts)
         check_readable(config.model, every)
         super().check_data()
         check_messages(lambda: self._reader, every, self._tools)

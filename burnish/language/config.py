@@ -283,34 +283,33 @@ class LanguageConfig(RunConfig):
     def _of_environment(self) -> Rules:
         environment, limit = self.environment, self.rollout.max_new_tokens
         given = {label: one for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)}
-        by_turn = self.algorithm.needs().turn_rewards
-        if environment is None:
-            missing = "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
-            return [
-                (by_turn, missing),
-                *(
-                    (
-                        True,
-                        f"rewards.{label} is the environment's reward, but there is no environment; give "
-                        f"environment.name, or remove it with rewards.{label}=null",
-                    )
-                    for label in given
-                ),
-            ]
-        longest = environment.max_length
+        by_turn, talks = self.algorithm.needs().turn_rewards, environment is not None
+        name, longest = (None, None) if environment is None else (environment.name, environment.max_length)
         return [
             (
-                by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
+                by_turn and not talks,
+                "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out",
+            ),
+            *(
+                (
+                    not talks,
+                    f"rewards.{label} is the environment's reward, but there is no environment; give "
+                    f"environment.name, or remove it with rewards.{label}=null",
+                )
+                for label in given
+            ),
+            (
+                talks and by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
                 "algorithm.turn_rewards is true, but no reward with a weight sums up what the environment gives; add "
                 "rewards.environment.weight=1, or leave algorithm.turn_rewards out",
             ),
             (
-                not self.online,
-                f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
+                talks and not self.online,
+                f"environment.name is {name}, but {self.algorithm.name} learns from given responses here, "
                 "which nobody answers; leave environment out, or choose an algorithm that samples",
             ),
             (
-                environment.kept_gb is not None and self.rollout.vllm is not None,
+                environment is not None and environment.kept_gb is not None and self.rollout.vllm is not None,
                 "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out",
             ),
             (

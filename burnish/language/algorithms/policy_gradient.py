@@ -259,9 +259,8 @@ class TokenPolicyGradient(PolicyGradient):
         selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per)
         weight = selected.float()
         if self.high_entropy_count == "selected":
-            counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
-            if self.loss_agg_mode == "token-mean":
-                counted, chosen = counted.sum(), chosen.sum()
+            among = (0, 1) if self.loss_agg_mode == "token-mean" else (1,)
+            counted, chosen = (one.sum(among, keepdim=True) for one in (trained, selected))
             weight = weight * counted / chosen.clamp_min(1)
         return weight, {"actor/high_entropy_ratio": float(selected.sum() / trained.sum().clamp_min(1))}
 
