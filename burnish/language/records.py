@@ -119,11 +119,11 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
 def _preference(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     if record.values.get("tie") or record.values.get("preference") not in (None, "chosen"):
         raise ValueError("is no pair with a winner under chosen, which only reward models learn from; leave it out")
-    yield ResponseRecord(*preferred_pair(record, options))
+    yield preferred_pair(record, options)
 
 
-def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt, tuple[str, str]]:
-    """The prompt of a pair, the chosen response and the rejected one.
+def preferred_pair(record: Record, options: LanguageDataOptions) -> ResponseRecord:
+    """A prompt with the chosen response and the rejected one.
 
     Raises:
         ValueError: one of them is missing, or both are the same.
@@ -149,7 +149,7 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
     better, worse = map(response_text, pair, keys)
     if better == worse:
         raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
-    return prompt, (better, worse)
+    return ResponseRecord(prompt, (better, worse))
 
 
 def _judgement(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -226,12 +226,7 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
 
 
 def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
-    asked: tuple[Prompt, ...] = ()
-    if needs.question:
-        prompt, asked = drawn(record, options, needs.question, "pairs")
-        responses = ("", "")
-    else:
-        prompt, responses = preferred_pair(record, options)
+    given = drawn(record, options, needs, "pairs") if needs.question else preferred_pair(record, options)
     tie, preference = record.values.get("tie"), record.values.get("preference")
     if tie is not None and not isinstance(tie, bool):
         raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
@@ -246,7 +241,7 @@ def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNee
         record.values.get("margin"), "margin", needs.heads, partial(_label, least=0.0, must="it must not be negative")
     )
     margin = tuple(0.0 if math.isnan(one) else one for one in margin)
-    yield ResponseRecord(prompt, responses, target=(outcome,), margin=margin, asked=asked)
+    yield replace(given, target=(outcome,), margin=margin)
 
 
 def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -255,13 +250,11 @@ def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
         raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
     target = (_by_head(value, key, needs.heads, SHARE if needs.shares else _label),)
     if needs.question:
-        prompt, asked = drawn(record, options, needs.question, "images")
-        yield ResponseRecord(prompt, ("",), target=target, asked=asked)
-        return
-    response = one_response(record, options)
-    if response is None:
+        yield replace(drawn(record, options, needs, "images"), target=target)
+    elif (response := one_response(record, options)) is not None:
+        yield ResponseRecord(question(record, options), (response,), target=target)
+    else:
         raise ValueError("has no response; give one under response, completion or output")
-    yield ResponseRecord(question(record, options), (response,), target=target)
 
 
 def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -322,16 +315,14 @@ SHARE = partial(_label, least=0.0, most=1.0, must="with algorithm.kind=bce it mu
 TEXT = ("prompt", "text", "caption")
 
 
-def drawn(
-    record: Record, options: LanguageDataOptions, question: str, holds: Images
-) -> tuple[Prompt, tuple[Prompt, ...]]:
+def drawn(record: Record, options: LanguageDataOptions, needs: LanguageNeeds, holds: Images) -> ResponseRecord:
     """All that a record shows, and the question about each of its images, behind those that its prompt begins from.
 
     Args:
         record: a prompt with its image, or with ``chosen`` and ``rejected``, under the keys that generators' data
             have them.
         options: under which key it has its prompt, and of which size images are shown.
-        question: a text with ``{prompt}`` in it.
+        needs: with the question, a text with ``{prompt}`` in it.
         holds: single images or pairs.
 
     Raises:
@@ -358,4 +349,5 @@ def drawn(
     begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, images))
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
-    return every, tuple(about_image(question, value, (*begun, one)) for one in after)
+    about = tuple(about_image(needs.question, value, (*begun, one)) for one in after)
+    return ResponseRecord(every, ("",) * len(after), asked=about)

@@ -207,12 +207,8 @@ class GOLD(Distill):
     """
 
     divergence: Divergence = "jsd"
+    over: Literal["full"] = "full"
     loss_agg_mode: Aggregation = "seq-mean-token-mean"
-
-    @model_validator(mode="after")
-    def _compares_distributions(self) -> Self:
-        refuse([(self.over != "full", f"over is {self.over}, but gold compares all tokens; leave it out")])
-        return self
 
     def needs(self) -> LanguageNeeds:
         from dataclasses import replace
