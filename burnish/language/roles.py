@@ -65,8 +65,8 @@ class LanguageRoles(TrainedRoles):
         critics = ("critic",) if needs.critic else ()
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
-        own_trunk = critics if critic.trunk == "own" else ()
         self.valued = "critic" if critic.trunk == "own" else "policy"  # whose states the critic's head reads
+        own_trunk = critics if self.valued == "critic" else ()
         learning = ("policy", *own_trunk)
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
         self._add((*own_trunk, *refreshed), reference=needs.reference, targets=targets, seed=seed, shared=shared)

@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import ScoredResponses
 
-Known = (
-    Tensor | Vocabularies | None
-)  # ids [n, W] of a server's tokens; which tokens both have; None: they have the same
+# ids [n, W] of a server's tokens, or which tokens both have; None where they have the same
+Known = Tensor | Vocabularies | None
 Measure = Callable[[Tensor, Tensor, Known], Tensor]  # of student's and teacher's log-probs, [n, V] and [n, W]
 
 
