@@ -302,9 +302,8 @@ class DialogueRow:
     opened: int = 0  # images and videos of the opening that are the environment's
     media: tuple[Media, ...] = ()  # those that are the prompt's
     computed: Past = field(default_factory=Past)
-    past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew
-    mask: list[Tensor] = field(default_factory=list)
-    logprob: list[Tensor] = field(default_factory=list)
+    # of each response with what is said after it: ids, positions (from 0 where it was written anew), mask and log-probs
+    pieces: list[tuple[Tensor, ...]] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
@@ -317,17 +316,6 @@ class DialogueRow:
     def length(self) -> int:
         """Tokens of the conversation behind the opening, the policy's and the environment's."""
         return self.conversation.lengths[0] - self.opening.lengths[0]
-
-    @property
-    def _last(self) -> tuple[Tensor, Tensor]:
-        start = 0 if self.past else self.opening.lengths[0]
-        return self.conversation.ids[0][start:], self.conversation.positions[0][:, start:]
-
-    @property
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Ids [T] and positions [A, T] behind the opening; those of a conversation that was written anew begin at 0."""
-        parts = [*self.past, self._last]
-        return torch.cat([ids for ids, _ in parts]), torch.cat([positions for _, positions in parts], 1)
 
     def observe(self, observation: Observation) -> None:
         """Add what the environment said."""
@@ -344,21 +332,22 @@ class DialogueRow:
 
     def append(self, response: Tensor, logprob: Tensor, turn: Encoded, *, anew: bool = False) -> None:
         """Go on with a response and what is said after it: as tokens, or as a conversation that was written anew."""
-        features, added = turn.features[0], turn.lengths[0]
-        next_turn = nothing(len(turn.positions[0])) if anew else turn
-        self.conversation = append_turn(self.conversation, response, next_turn)
+        features, before = turn.features[0], self.conversation.lengths[0]
+        after = append_turn(self.conversation, response, nothing(len(turn.positions[0])) if anew else turn)
+        ids, positions = after.ids[0][before:], after.positions[0][:, before:]
         if anew:
-            self.past.append(self._last)
             own = len(self.images) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
                 features = Features(kinds=features.kinds)
             elif not features.tensors:
                 features = replace(features, tensors=NO_MEDIA)
-            features = placed(features, sum(len(ids) for ids, _ in self.past))
-            self.conversation, self.computed = turn, Past()
-        self.mask.append(torch.arange(len(response) + added) < len(response))
-        self.logprob.append(F.pad(logprob, (0, added)))
-        self.computed.added = Features.joined([Features(), features], [len(response), added])
+            features = placed(features, sum(len(piece) for piece, *_ in self.pieces) + len(ids))
+            ids, positions = torch.cat([ids, turn.ids[0]]), torch.cat([positions, turn.positions[0]], 1)
+            self.computed = Past()
+        self.conversation = turn if anew else after
+        chosen = torch.arange(len(ids)) < len(response)
+        self.pieces.append((ids, positions, chosen, F.pad(logprob, (0, turn.lengths[0]))))
+        self.computed.added = Features.joined([Features(), features], [len(response), turn.lengths[0]])
         self.features.append(self.computed.added)
 
     def response(self) -> Response:
@@ -377,23 +366,23 @@ def joined(rows: Sequence[DialogueRow]) -> Completion:
     """Dialogues as one batch."""
     openings = {id(row.opening): row.opening for row in rows}
     place = {number: i for i, number in enumerate(openings)}
-    said = [row.tokens for row in rows]
-    length = torch.tensor([len(ids) for ids, _ in said], dtype=torch.long)
-    longest = int(length.max()) if len(rows) else 0
-
-    def padded(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
-
+    empty = nothing(len(rows[0].opening.positions[0]))
+    none = (empty.ids[0], empty.positions[0], torch.zeros(0, dtype=torch.bool), torch.zeros(0))
+    said = [[torch.cat(parts, -1) for parts in zip(none, *row.pieces, strict=True)] for row in rows]
+    longest = max(len(ids) for ids, *_ in said)
+    ids, positions, mask, logprob = (
+        torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts]) for parts in zip(*said, strict=True)
+    )
     return Completion(
         prompts=Gathered(
             table=Encoded.cat(list(openings.values())),
             index=torch.tensor([place[id(row.opening)] for row in rows], dtype=torch.long),
         ),
-        ids=padded([ids for ids, _ in said]),
-        mask=padded([torch.cat([*row.mask, torch.zeros(0, dtype=torch.bool)]) for row in rows]),
-        logprob=padded([torch.cat([*row.logprob, torch.zeros(0)]) for row in rows]),
-        positions=padded([positions for _, positions in said]),
-        length=length,
+        ids=ids,
+        mask=mask,
+        logprob=logprob,
+        positions=positions,
+        length=torch.tensor([len(own) for own, *_ in said], dtype=torch.long),
         finished=torch.tensor([row.finished for row in rows]),
-        features=[Features.joined(row.features, list(map(len, row.mask))) for row in rows],
+        features=[Features.joined(row.features, [len(own) for own, *_ in row.pieces]) for row in rows],
     )
