@@ -73,15 +73,12 @@ class LanguageRoles(TrainedRoles):
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora), learning)
-        if lora is not None:
-            if model.compute != torch.float32:
-                joined(lora_layers(model.network))
-            model.network.requires_grad_(False)
-            for name in learning:
-                for parameter in adapter_parameters(model.network, name).values():
-                    parameter.requires_grad_(True)
-        elif own_trunk:
-            self._networks["critic"].requires_grad_(True)
+        if lora is not None and model.compute != torch.float32:
+            joined(lora_layers(model.network))
+        for name in own_trunk:  # the policy is trained already
+            adapter = adapter_parameters(model.network, name).values()
+            for parameter in self._networks[name].parameters() if lora is None else adapter:
+                parameter.requires_grad_(True)
         self._freeze(config.model.freeze)
         # near 0, as the rewards to come of an unknown policy
         self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
