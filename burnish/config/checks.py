@@ -41,7 +41,9 @@ def may_change(run: RunConfig, option: str) -> bool:
 
 def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], above: Sequence[Mark]) -> Iterator[str]:
     if hasattr(section, "contradictions"):
-        yield from (message for is_wrong, message in section.contradictions(run) if is_wrong)
+        wrong = (message for is_wrong, message in section.contradictions(run) if is_wrong)
+        # of a section that stands in several places the message begins with the option alone
+        yield from (f"{path if one.partition(' ')[0] in fields(section) else ''}{one}" for one in wrong)
     for name, field in fields(section).items():
         value, option = getattr(section, name), f"{path}{name}"
         own = [(mark, path, section) for mark in field.metadata if isinstance(mark, ReadIf)]

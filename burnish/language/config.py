@@ -151,7 +151,6 @@ class LanguageConfig(RunConfig):
         return [
             *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
             *self._of_environment(), *(rule for i, teacher in teachers for rule in self._of_teacher(i, teacher)),
-            *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
         ]  # fmt: skip
 
     def _of_responses(self) -> Rules:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.options import Rules
 from burnish.options.language import TokenTeacher
 from burnish.registry import options
 from burnish.rl.algorithm import Algorithm, RewardsRead
@@ -53,13 +52,6 @@ class LanguageNeeds:
     def to_sample(self) -> LanguageNeeds:
         """What of it sampling needs: no network but the policy."""
         return replace(self, reference=False, refreshed=False, critic=False, teachers=())
-
-
-def refuse(rules: Rules) -> None:
-    """Refuse options that contradict one another, by the first complaint whose condition holds."""
-    for wrong, complaint in rules:
-        if wrong:
-            raise ValueError(complaint)
 
 
 @options

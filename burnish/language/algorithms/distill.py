@@ -7,15 +7,14 @@ response to the same prompt that did well (SDPO).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.language.algorithms.base import LanguageNeeds, refuse
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.policy_gradient import Aggregation, TokenPolicyGradient, old_of
-from burnish.options import Count, NonNegative, Positive
+from burnish.options import Count, NonNegative, Positive, Rules
 from burnish.options.language import TokenTeacher
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.language.spans import Vocabularies
     from burnish.types.rollout import Loss, ScoredResponses
@@ -58,9 +58,8 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     reward_coef: NonNegative = 0.0
     """Weight of the advantages of rewards beside; 0 watches rewards and learns from teachers alone."""
 
-    @model_validator(mode="after")
-    def _options_of_distillation_are_read(self) -> Self:
-        """Without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip."""
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        # without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip
         idle = {  # what only rewards are for
             "advantage", "advantage_clip", "advantage_clip_low", "overlong", "reward_norm", "reward_clip",
             "reward_clip_low", *(one.name for one in fields(self.parts["advantage"])),
@@ -69,7 +68,13 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
             idle |= {"surrogate", "high_entropy_fraction", *(one.name for one in fields(self.parts["surrogate"]))}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         rates = {one.update_rate for one in self.teachers if one.is_policy and one.weights == "initial"}
-        refuse([
+        return [
+            *super().contradictions(run),
+            (
+                not self.teachers,
+                "teachers is empty, and nothing else is learned from; give one: "
+                "'algorithm.teachers=[{path: DIR}]' with a model that has the student's tokenizer",
+            ),
             (
                 self.over == "sampled" and self.divergence == "jsd",
                 "over is sampled, which estimates reverse and forward; divergence jsd needs full or top_k",
@@ -96,16 +101,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
                 )
                 for name in sorted(idle - {"name"})
             ),
-        ])  # fmt: skip
-        return self
-
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        yield from super().complaints(samples, longest)
-        if not self.teachers:
-            yield (
-                "algorithm.teachers is empty, and nothing else is learned from; give one: "
-                "'algorithm.teachers=[{path: DIR}]' with a model that has the student's tokenizer"
-            )
+        ]  # fmt: skip
 
     def needs(self) -> LanguageNeeds:
         from dataclasses import replace

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.language.algorithms.base import LanguageNeeds, refuse
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import ReferenceAlgorithm
-from burnish.options import Finite, NonNegative, Positive
+from burnish.options import Finite, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import ResponseBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
@@ -183,9 +184,8 @@ class MPO(Referenced):
     rpo_alpha: NonNegative = 1.0
     """Weight of the chosen response's negative log-likelihood per token."""
 
-    @model_validator(mode="after")
-    def _something_is_preferred(self) -> Self:
-        refuse([
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        return [
             (
                 self.preference_weight == self.quality_weight == 0,
                 "preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft",
@@ -195,8 +195,7 @@ class MPO(Referenced):
                 "reference_free is true, but the quality loss judges by the log-ratio to the reference; leave it out, "
                 "or set quality_weight to 0",
             ),
-        ])  # fmt: skip
-        return self
+        ]
 
     def make_memory(self) -> Memory:
         from burnish.rl.advantages import RunningMoments

@@ -7,18 +7,19 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses
-from burnish.options import NonNegative, Positive
+from burnish.options import NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineJudgements
 
@@ -32,11 +33,9 @@ class RewardTraining(RowsOfResponses):
     heads: list[Head] = Field(default_factory=lambda: ["reward"], min_length=1)
     """Names of the dimensions, each of which gets a scalar head. Records of several name them in their labels."""
 
-    @model_validator(mode="after")
-    def _heads_differ(self) -> Self:
-        if len(set(self.heads)) < len(self.heads):
-            raise ValueError(f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out")
-        return self
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        twice = f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out"
+        return [(len(set(self.heads)) < len(self.heads), twice)]
 
     def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
@@ -86,11 +85,9 @@ class BradleyTerry(AboutImages):
     center_coef: NonNegative = 0.0
     """Weight of the squared sum of the two scores, which keeps scores around 0."""
 
-    @model_validator(mode="after")
-    def _ties_are_read(self) -> Self:
-        if self.ties == "rao_kupper" and self.tie_strength <= 1:
-            raise ValueError(f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1")
-        return self
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        weak = f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1"
+        return [*super().contradictions(run), (self.ties == "rao_kupper" and self.tie_strength <= 1, weak)]
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
