@@ -285,9 +285,11 @@ class RunConfig(ABC):
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
 
     @property
-    @abstractmethod
     def samples_from(self) -> str:
         """Which options that number comes from, for messages."""
+        rollouts = f" x trainer.rollouts_per_update {self.batches_per_update}" if self.batches_per_update > 1 else ""
+        own = f" x rollout.n {self.rollout.n}" if self.grouped else ""
+        return f"data.train_batch_size {self.data.train_batch_size}{rollouts}{own}"
 
     @property
     def sampled_together(self) -> int:
@@ -297,7 +299,7 @@ class RunConfig(ABC):
     @property
     def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
-        return 1
+        return self.rollout.n if self.grouped and self.algorithm.needs().atom in ("pair", "group") else 1
 
     @property
     def optimizer_steps(self) -> int:

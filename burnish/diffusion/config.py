@@ -108,11 +108,6 @@ class FlowConfig(RunConfig):
         family_of(self.model, index).check_options(folder, index, self.rollout)
 
     @property
-    def samples_from(self) -> str:
-        own = f" x rollout.n {self.rollout.n}" if self.grouped else ""
-        return f"data.train_batch_size {self.data.train_batch_size}{own}"
-
-    @property
     def _together(self) -> int:
         """Samples that one loss compares."""
         return {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
@@ -125,11 +120,6 @@ class FlowConfig(RunConfig):
     @property
     def sampled_together(self) -> int:
         return self.sharding.context_parallel
-
-    @property
-    def rows_per_group(self) -> int:
-        together = self.grouped and self.algorithm.needs().atom != "sample"
-        return self.rollout.n if together else 1
 
     @property
     def finished(self) -> str:

@@ -22,7 +22,7 @@ from burnish.rewards.base import Reward
 from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import Sharded, local_shard
+from burnish.training.sharding import Sharded
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
@@ -183,13 +183,7 @@ class FlowRoles(TrainedRoles):
 
     def blend(self, name: str, decay: float, source: str = "policy") -> None:
         """lagged = decay * lagged + (1 - decay) * source."""
-        with torch.no_grad():
-            old: list[Tensor] = [local_shard(value) for value in self.parameters(name).values()]
-            new: list[Tensor] = [local_shard(value) for value in self.parameters(source).values()]
-            if decay == 0:
-                torch._foreach_copy_(old, new)
-            else:
-                torch._foreach_lerp_(old, new, 1 - decay)
+        self.move(name, 1 - decay, source)
         same = decay == 0 and source == "policy"
         self._as_policy = self._as_policy | {name} if same else self._as_policy - {name}
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -46,10 +46,17 @@ from burnish.language.model.processors import image_tokens, load_processor
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
 from burnish.language.model.tokenizer import check_vocabulary, copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
-from burnish.language.offline import ResponseData, check_tokens_of, prompts_of, short_records
+from burnish.language.offline import (
+    Encode,
+    check_tokens_of,
+    offline_batch,
+    prompts_of,
+    scored_batch,
+    short_records,
+)
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import HINDSIGHT, check_taught, check_tokens, load_teacher
+from burnish.language.teachers import HINDSIGHT, check_teachers
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
@@ -82,24 +89,9 @@ class LanguageAssembly(Assembly):
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
-        config = self.config
-        return LanguageRoles(
-            model or load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
-            self.needs,
-            config.model.lora,
-            critic=config.critic,
-            freeze=config.model.freeze,
-            temperature=config.rollout.temperature,
-            layout=config.trainer.layout,
-            micro_batch_size=config.trainer.micro_batch_tokens,
-            on_policy=config.steps_per_update == 1,
-            seed=config.seed,
-            router_aux_loss_coef=config.model.router_aux_loss_coef,
-            sampled_elsewhere=config.rollout.vllm is not None,
-            mini_batch_size=config.trainer.mini_batch_size,
-            shared=self.sharded,
-            load_teacher=partial(load_teacher, config.model, aligned=self.needs.aligned),
-        )
+        options = self.config.model
+        loaded = model or load_language_model(options, shared=self.sharded, only_samples=self.only_samples)
+        return LanguageRoles(loaded, self.needs, self.config, shared=self.sharded)
 
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
@@ -176,13 +168,13 @@ class LanguageAssembly(Assembly):
         )  # fmt: skip
 
     @cached_property
-    def responses(self) -> list[ResponseRecord] | None:
+    def responses(self) -> list[ResponseRecord]:
         """Responses that the algorithm learns from in place of prompts."""
+        data = self.config.data
         if self.config.online:
-            return None
-        records = read_records(self.config.data.train_files, self.config.data, self.needs)
-        groups = self.limited(self._grouped(records))
-        if self.config.data.scores:
+            return []
+        groups = self.limited(self._grouped(read_records(data.train_files, data, self.needs)))
+        if data.scores:
             check_groups(groups, self.config)
         return self._members(groups)
 
@@ -199,50 +191,42 @@ class LanguageAssembly(Assembly):
     def val_records(self) -> list[ResponseRecord]:
         """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
         data = self.config.data
-        records: list[Any] = read_records(data.val_files, data, self.needs) if data.val_files else self.responses or []
+        records = read_records(data.val_files, data, self.needs) if data.val_files else self.responses
         return records[: self.config.validation.max_prompts]
 
     @cached_property
-    def ptx_responses(self) -> list[ResponseRecord] | None:
+    def imitated(self) -> list[ResponseRecord]:
         """Responses that are imitated beside."""
         section, needs = self.config.supervised, LanguageNeeds(data="demonstrations")
-        return None if section is None else read_records(section.train_files, self.config.data, needs)
-
-    @property
-    def _fixed(self) -> list[ResponseRecord]:
-        """All records with responses."""
-        return [*(self.responses or ()), *(self.ptx_responses or ())]
+        return [] if section is None else read_records(section.train_files, self.config.data, needs)
 
     @cached_property
     def _learnable(self) -> list[list[ResponseRecord]]:
         """Responses that are learned from, and those that are imitated beside, as far as they are short enough."""
-        every = (self.responses or (), self.ptx_responses or ())
+        every = (self.responses, self.imitated)
         return [short_records(own, lambda: self._reader, self.config, self._tools, self.ranks) for own in every]
 
     @cached_property
-    def _data(self) -> list[ResponseData]:
-        """The same as the model has them."""
-        model, encode = self.roles.model, self.engine.encode
-        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks)
-        return [ResponseData(own, model, shared) for own in self._learnable]
+    def records(self) -> Sequence[Any]:
+        return self._grouped(self._learnable[0])
 
     @cached_property
-    def records(self) -> Sequence[Any]:
-        return self._grouped(self._data[0].records)
+    def _encode(self) -> Encode:
+        """Prompts of given responses, which all ranks need."""
+        encode = self.engine.encode
+        return encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks)
 
     def prepare(self, records: list[Any], update: int) -> Any:
-        data, config = self._data[0], self.config
-        run: Any = {"update": update, "seed": config.seed}
+        config, model = self.config, self.roles.model
         if config.data.scores:
-            records = draw_members(records, config.rollout.n, **run)
-            batch: Any = data.scored(records, config.data.scores, limit=config.rollout.max_new_tokens, **run)
+            records = draw_members(records, config.rollout.n, update=update, seed=config.seed)
+            batch: Any = scored_batch(records, model, self._encode, config, update=update)
         else:
-            batch = data.batch(records, **run)
+            batch = offline_batch(records, model, self._encode, update=update, seed=config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             costs = (batch.trace if config.data.scores else batch.answers).costs()
-            own = learned_in_an_update(self._members(records), costs, config, self.ranks.rows, update)
-            if own:
+            if own := learned_in_an_update(self._members(records), costs, config, self.ranks.rows, update):
                 self.engine.encode(prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
@@ -254,18 +238,18 @@ class LanguageAssembly(Assembly):
         section, config = self.config.supervised, self.config
         if section is None:
             return None
-        data = self._data[1]
-        stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
+        stream = Stream(self._learnable[1], section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
         def draw(step: int) -> Any:
-            return data.batch(stream.batch(step), update=step, seed=config.seed)
+            records = stream.batch(step)
+            return offline_batch(records, self.roles.model, self._encode, update=step, seed=config.seed)
 
         imitation = SFT(weighting=self.needs.imitates or "equal")
         return AuxiliaryLoss(imitation, draw, section.coef, metric="actor/ptx_loss")
 
     @cached_property
     def train_prompts(self) -> Prompts:
-        if self.responses is None:
+        if self.config.online:
             return super().train_prompts
         prompts = Prompts.of({record.prompt.uid: record.prompt for record in self.responses}.values())
         if self.config.data.val_files is None:
@@ -274,7 +258,7 @@ class LanguageAssembly(Assembly):
 
     @property
     def all_records(self) -> Sequence[Any]:
-        return super().all_records if self.responses is None else self._grouped(self.responses)
+        return super().all_records if self.config.online else self._grouped(self.responses)
 
     @cached_property
     def val_prompts(self) -> Prompts:
@@ -283,19 +267,15 @@ class LanguageAssembly(Assembly):
         return super().val_prompts
 
     def check_data(self) -> None:
-        config, teachers = self.config, self.needs.teachers
-        every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of(self._fixed))
+        config = self.config
+        every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of([*self.responses, *self.imitated]))
         if config.environment is not None:
             config.environment.check()
         check_router_loss(config.model)
         if config.sharding.context_parallel > 1:
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
-        for number, teacher in enumerate(teachers):
-            if teacher.path is not None and not self.needs.aligned:
-                check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
-        if teachers:
-            check_taught(teachers, self.train_prompts)
+        check_teachers(config.model, self.needs, self.train_prompts)
         check_readable(config.model, every)
         super().check_data()
         check_messages(lambda: self._reader, every, self._tools)
@@ -304,7 +284,7 @@ class LanguageAssembly(Assembly):
                 f"data.workers is {config.data.workers}, but no record shows or plays anything that processes "
                 "could read ahead; leave it out"
             )
-        check_tokens_of(self.responses or (), lambda: self._reader)
+        check_tokens_of(self.responses, lambda: self._reader)
         here = config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
         if here:
             _ = self._learnable, self.learnable_prompts
@@ -375,7 +355,8 @@ class LanguageAssembly(Assembly):
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds, *(record.prompt for record in self._fixed)):
+        given = (record.prompt for record in (*self.responses, *self.imitated))
+        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds, *given):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
@@ -442,11 +423,7 @@ class LanguageAssembly(Assembly):
         super().save_adapter(target)
         copy_words(self.config.model, self.roles.model.path, target)
         if self.roles.reward_head is not None:
-            write_head_of_adapter(target, self.roles.reward_head.weight, self._head_file, self._model_type)
-
-    @property
-    def _model_type(self) -> str:
-        return str(read_config(self.config.model)[1].get("model_type"))
+            write_head_of_adapter(target, self.roles.reward_head.weight, self._head_file, self.weight_files()[0])
 
     @property
     def _head_file(self) -> HeadFile:
@@ -457,6 +434,6 @@ class LanguageAssembly(Assembly):
     def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
         kind = type(self.roles.model.network).__name__
         if self.needs.heads:
-            return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
+            return reward_loading_lines(base, adapter, kind, self.weight_files()[0], len(self.needs.heads))
         load = [f'model = {kind}.from_pretrained("{base}")', *reading_lines(self.config.model, base, adapter)]
         return [*load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]

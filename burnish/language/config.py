@@ -130,13 +130,6 @@ class LanguageConfig(RunConfig):
         vllm = self.rollout.vllm
         return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
 
-    @property
-    def samples_from(self) -> str:
-        rollouts = self.trainer.rollouts_per_update
-        text = f"data.train_batch_size {self.data.train_batch_size}"
-        text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
-        return f"{text} x rollout.n {self.rollout.n}" if self.grouped else text
-
     def batch_sizes(self) -> dict[str, Sizes]:
         return {
             "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),
@@ -146,11 +139,6 @@ class LanguageConfig(RunConfig):
     @property
     def scored(self) -> bool:
         return not self.algorithm.needs().heads  # nothing is sampled where a reward model is trained
-
-    @property
-    def rows_per_group(self) -> int:
-        needs = self.algorithm.needs()
-        return self.rollout.n if self.grouped and needs.atom == "pair" else 1
 
     @property
     def longest(self) -> int:
@@ -163,7 +151,6 @@ class LanguageConfig(RunConfig):
         return [
             *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
             *self._of_environment(), *(rule for i, teacher in teachers for rule in self._of_teacher(i, teacher)),
-            *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
         ]  # fmt: skip
 
     def _of_responses(self) -> Rules:
@@ -295,34 +282,33 @@ class LanguageConfig(RunConfig):
     def _of_environment(self) -> Rules:
         environment, limit = self.environment, self.rollout.max_new_tokens
         given = {label: one for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)}
-        by_turn = getattr(self.algorithm.needs(), "turn_rewards", False)
-        if environment is None:
-            missing = "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
-            return [
-                (by_turn, missing),
-                *(
-                    (
-                        True,
-                        f"rewards.{label} is the environment's reward, but there is no environment; give "
-                        f"environment.name, or remove it with rewards.{label}=null",
-                    )
-                    for label in given
-                ),
-            ]
-        longest = environment.max_length
+        by_turn, talks = self.algorithm.needs().turn_rewards, environment is not None
+        name, longest = (None, None) if environment is None else (environment.name, environment.max_length)
         return [
             (
-                by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
+                by_turn and not talks,
+                "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out",
+            ),
+            *(
+                (
+                    not talks,
+                    f"rewards.{label} is the environment's reward, but there is no environment; give "
+                    f"environment.name, or remove it with rewards.{label}=null",
+                )
+                for label in given
+            ),
+            (
+                talks and by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
                 "algorithm.turn_rewards is true, but no reward with a weight sums up what the environment gives; add "
                 "rewards.environment.weight=1, or leave algorithm.turn_rewards out",
             ),
             (
-                not self.online,
-                f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
+                talks and not self.online,
+                f"environment.name is {name}, but {self.algorithm.name} learns from given responses here, "
                 "which nobody answers; leave environment out, or choose an algorithm that samples",
             ),
             (
-                environment.kept_gb is not None and self.rollout.vllm is not None,
+                environment is not None and environment.kept_gb is not None and self.rollout.vllm is not None,
                 "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out",
             ),
             (

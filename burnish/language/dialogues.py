@@ -63,15 +63,13 @@ class Dialogues(ResponseEngine):
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
         rows = self._begin(job)
-        told: set[int] = set()
         with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
-                waiting = [row for row in rows if row.episode is not None]
+                waiting = [number for number, row in enumerate(rows) if row.episode is not None]
                 if not waiting:
                     break
-                self._respond(respond, waiting, job, turn)
-                over = [number for number, row in enumerate(rows) if row.episode is None and number not in told]
-                told.update(over)
+                self._respond(respond, [rows[number] for number in waiting], job, turn)
+                over = [number for number in waiting if rows[number].episode is None]
                 if over and job.finished is not None:
                     job.finished(over, [rows[number].response() for number in over])
         return joined(rows), [row.response() for row in rows]
@@ -106,38 +104,40 @@ class Dialogues(ResponseEngine):
             seed = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
             asked.append(partial(_start, self.environment, prompt, seed))
         for row, begun in zip(rows, answers(self.environment, asked, job.check_cancelled), strict=True):
-            if isinstance(begun, BaseException):
-                row.end(_reason(begun))
-                continue
-            row.episode, observation = begun
-            row.observe(observation)
-            row.media = row.prompt.media
-            if observation.content or observation.prompt:
-                if observation.prompt is None:
-                    row.chat, row.opened = _opened(row.prompt, observation), len(row.images) + len(row.videos)
-                opening = self._read(observation, partial(self._written, row), row.prompt.uid)
-                if isinstance(opening, str):
-                    row.end(opening)
-                    continue
-                row.opening = row.conversation = opening
-            if self._room(row) < 1:
-                row.end(f"it begins with {row.opening.lengths[0]} tokens, all that the model reads")
+            try:
+                row.episode, observation = _unbroken(begun)
+                row.observe(observation)
+                row.media = row.prompt.media
+                if observation.content or observation.prompt:
+                    if observation.prompt is None:
+                        row.chat, row.opened = _opened(row.prompt, observation), len(row.images) + len(row.videos)
+                    row.opening = self._read(observation, partial(self._written, row), row.prompt.uid)
+                    row.conversation = row.opening
+                if self._room(row) < 1:
+                    raise Broken(f"it begins with {row.opening.lengths[0]} tokens, all that the model reads")
+            except Broken as error:
+                row.end(str(error))
         return rows
 
-    def _read(self, observation: Observation, encode: Callable[[], Encoded], *key: Any) -> Encoded | str:
-        """What an environment says as tokens; or why they can't be had: an image 300 times as long as it is wide."""
+    def _read(self, observation: Observation, encode: Callable[[], Encoded], *key: Any) -> Encoded:
+        """What an environment says as tokens.
+
+        Raises:
+            Broken: they can't be had, as of an image 300 times as long as it is wide.
+        """
         try:
             return self._said.get((*key, _fingerprint(observation)), encode) if key else encode()
         except Exception as error:
             own = isinstance(error, UserError)  # of the template, or of all images
             if observation.prompt is None and (own or not (observation.images or observation.videos)):
                 raise
-            return _reason(ValueError(f"the model's processor can't read what it shows: {error}"))
+            raise Broken(_reason(ValueError(f"the model's processor can't read what it shows: {error}"))) from error
 
     def _written(self, row: DialogueRow) -> Encoded:
         """A conversation as the template writes it, with images and videos behind those of the prompt."""
         shown = decoded(row.prompt, self.model.audio_rate)
-        so_far = Shown([*shown.images, *row.images], [*shown.videos, *map(_whole, row.videos)], shown.audios)
+        videos = [*shown.videos, *(Video(frames, chosen=True) for frames in row.videos)]
+        so_far = Shown([*shown.images, *row.images], videos, shown.audios)
         return self.model.encode(row.chat, so_far, row.prompt.told(self.tools))
 
     def _respond(self, respond: Respond, rows: Sequence[DialogueRow], job: ResponseJob, turn: int) -> None:
@@ -160,37 +160,36 @@ class Dialogues(ResponseEngine):
             own = slice(int(part.length[i]))
             row.said.append((POLICY, words[i]))
             row.chat.append({"role": "assistant", "content": words[i]})
+            row.rewards.append(None if isinstance(observation, BaseException) else observation.reward)
             self._answer(row, part.ids[i, own], part.logprob[i, own], observation, last=last)
-            if row.episode is None and not row.failed:
-                row.finished = row.finished and bool(part.finished[i])
+            row.finished = row.finished and bool(part.finished[i])
 
     def _answer(self, row: DialogueRow, response: Tensor, logprob: Tensor, observation: Any, *, last: bool) -> None:
         """What becomes of a dialogue after one response, and what the environment made of it."""
         failed = ""
-        if isinstance(observation, BaseException):
-            row.rewards.append(None)
-            failed = _reason(observation)
-        else:
-            row.rewards.append(observation.reward)
-            row.observe(observation)
+        try:
+            row.observe(_unbroken(observation))
             row.finished = observation.done or last
             if not row.finished:
                 anew, turn = self._next(row, response, observation)
-                if isinstance(turn, str):
-                    failed = turn
-                else:
-                    length = turn.lengths[0] + (0 if anew else row.conversation.lengths[0] + len(response))
-                    if length - row.opening.lengths[0] < self._room(row):
-                        row.append(response, logprob, turn, anew=anew)
-                        return
+                length = turn.lengths[0] + (0 if anew else row.conversation.lengths[0] + len(response))
+                if length - row.opening.lengths[0] < self._room(row):
+                    row.append(response, logprob, turn, anew=anew)
+                    return
+        except Broken as error:
+            failed = str(error)
         row.append(response, logprob, nothing(self.model.axes))
         row.end(failed)
 
-    def _next(self, row: DialogueRow, response: Tensor, observation: Observation) -> tuple[bool, Encoded | str]:
-        """What is said after a response, or why it can't be read; and whether it is the conversation, written anew."""
+    def _next(self, row: DialogueRow, response: Tensor, observation: Observation) -> tuple[bool, Encoded]:
+        """What is said after a response, and whether it is the conversation, written anew.
+
+        Raises:
+            Broken: it can't be read.
+        """
         if observation.prompt is None and self.environment.history == "tokens":
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
-            shown = Shown(observation.images, list(map(_whole, observation.videos)))
+            shown = Shown(observation.images, [Video(frames, chosen=True) for frames in observation.videos])
             turn = partial(self.model.turn, end, observation.messages, shown, self.tools)
             return False, self._read(observation, turn, *end)
         if observation.prompt is None:
@@ -198,8 +197,7 @@ class Dialogues(ResponseEngine):
         whole = self._read(observation, partial(self._written, row))
         before = torch.cat([row.conversation.ids[0], response])
         if (
-            isinstance(whole, str)
-            or observation.images
+            observation.images
             or observation.videos
             or row.prompt.media != row.media
             or not torch.equal(whole.ids[0][: len(before)], before)
@@ -261,11 +259,6 @@ def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
         ) from error
 
 
-def _whole(frames: Any) -> Video:
-    """A video of which every frame is shown."""
-    return Video(frames, chosen=True)
-
-
 def _fingerprint(observation: Observation) -> tuple[Any, ...]:
     """Equal for observations that say the same."""
     return (
@@ -275,6 +268,21 @@ def _fingerprint(observation: Observation) -> tuple[Any, ...]:
             for part in observation.content
         ),
     )
+
+
+class Broken(Exception):
+    """A dialogue can't go on: its environment failed, or the model can't read what that shows."""
+
+
+def _unbroken(answer: Any) -> Any:
+    """What an environment answered.
+
+    Raises:
+        Broken: it failed.
+    """
+    if isinstance(answer, BaseException):
+        raise Broken(_reason(answer)) from answer
+    return answer
 
 
 def _reason(error: BaseException) -> str:
@@ -294,9 +302,8 @@ class DialogueRow:
     opened: int = 0  # images and videos of the opening that are the environment's
     media: tuple[Media, ...] = ()  # those that are the prompt's
     computed: Past = field(default_factory=Past)
-    past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew
-    mask: list[Tensor] = field(default_factory=list)
-    logprob: list[Tensor] = field(default_factory=list)
+    # of each response with what is said after it: ids, positions (from 0 where it was written anew), mask and log-probs
+    pieces: list[tuple[Tensor, ...]] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
     images: list[Any] = field(default_factory=list)
@@ -309,17 +316,6 @@ class DialogueRow:
     def length(self) -> int:
         """Tokens of the conversation behind the opening, the policy's and the environment's."""
         return self.conversation.lengths[0] - self.opening.lengths[0]
-
-    @property
-    def _last(self) -> tuple[Tensor, Tensor]:
-        start = 0 if self.past else self.opening.lengths[0]
-        return self.conversation.ids[0][start:], self.conversation.positions[0][:, start:]
-
-    @property
-    def tokens(self) -> tuple[Tensor, Tensor]:
-        """Ids [T] and positions [A, T] behind the opening; those of a conversation that was written anew begin at 0."""
-        parts = [*self.past, self._last]
-        return torch.cat([ids for ids, _ in parts]), torch.cat([positions for _, positions in parts], 1)
 
     def observe(self, observation: Observation) -> None:
         """Add what the environment said."""
@@ -336,22 +332,22 @@ class DialogueRow:
 
     def append(self, response: Tensor, logprob: Tensor, turn: Encoded, *, anew: bool = False) -> None:
         """Go on with a response and what is said after it: as tokens, or as a conversation that was written anew."""
-        features, added = turn.features[0], turn.lengths[0]
+        features, before = turn.features[0], self.conversation.lengths[0]
         after = append_turn(self.conversation, response, nothing(len(turn.positions[0])) if anew else turn)
+        ids, positions = after.ids[0][before:], after.positions[0][:, before:]
         if anew:
-            self.conversation = after
-            self.past.append(self._last)
             own = len(self.images) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
                 features = Features(kinds=features.kinds)
             elif not features.tensors:
                 features = replace(features, tensors=NO_MEDIA)
-            features = placed(features, sum(len(ids) for ids, _ in self.past))
+            features = placed(features, sum(len(piece) for piece, *_ in self.pieces) + len(ids))
+            ids, positions = torch.cat([ids, turn.ids[0]]), torch.cat([positions, turn.positions[0]], 1)
             self.computed = Past()
         self.conversation = turn if anew else after
-        self.mask.append(torch.arange(len(response) + added) < len(response))
-        self.logprob.append(F.pad(logprob, (0, added)))
-        self.computed.added = Features.joined([Features(), features], [len(response), added])
+        chosen = torch.arange(len(ids)) < len(response)
+        self.pieces.append((ids, positions, chosen, F.pad(logprob, (0, turn.lengths[0]))))
+        self.computed.added = Features.joined([Features(), features], [len(response), turn.lengths[0]])
         self.features.append(self.computed.added)
 
     def response(self) -> Response:
@@ -370,23 +366,23 @@ def joined(rows: Sequence[DialogueRow]) -> Completion:
     """Dialogues as one batch."""
     openings = {id(row.opening): row.opening for row in rows}
     place = {number: i for i, number in enumerate(openings)}
-    said = [row.tokens for row in rows]
-    length = torch.tensor([len(ids) for ids, _ in said], dtype=torch.long)
-    longest = int(length.max()) if len(rows) else 0
-
-    def padded(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
-
+    empty = nothing(len(rows[0].opening.positions[0]))
+    none = (empty.ids[0], empty.positions[0], torch.zeros(0, dtype=torch.bool), torch.zeros(0))
+    said = [[torch.cat(parts, -1) for parts in zip(none, *row.pieces, strict=True)] for row in rows]
+    longest = max(len(ids) for ids, *_ in said)
+    ids, positions, mask, logprob = (
+        torch.stack([F.pad(part, (0, longest - part.shape[-1])) for part in parts]) for parts in zip(*said, strict=True)
+    )
     return Completion(
         prompts=Gathered(
             table=Encoded.cat(list(openings.values())),
             index=torch.tensor([place[id(row.opening)] for row in rows], dtype=torch.long),
         ),
-        ids=padded([ids for ids, _ in said]),
-        mask=padded([torch.cat([*row.mask, torch.zeros(0, dtype=torch.bool)]) for row in rows]),
-        logprob=padded([torch.cat([*row.logprob, torch.zeros(0)]) for row in rows]),
-        positions=padded([positions for _, positions in said]),
-        length=length,
+        ids=ids,
+        mask=mask,
+        logprob=logprob,
+        positions=positions,
+        length=torch.tensor([len(own) for own, *_ in said], dtype=torch.long),
         finished=torch.tensor([row.finished for row in rows]),
-        features=[Features.joined(row.features, list(map(len, row.mask))) for row in rows],
+        features=[Features.joined(row.features, [len(own) for own, *_ in row.pieces]) for row in rows],
     )

@@ -22,7 +22,7 @@ from burnish.language.engine import (
     sampled_for,
     sampling_of,
 )
-from burnish.language.offline import ResponseData
+from burnish.language.offline import offline_batch
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
@@ -132,22 +132,22 @@ class JudgementEvaluation(Evaluation):
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
         try:
-            data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
-            batch = data.batch(records, update=1, seed=assembly.config.seed)
+            batch: Any = offline_batch(
+                records, assembly.roles.model, assembly.engine.encode, update=1, seed=assembly.config.seed
+            )
         finally:
             assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
-        trace, members = batch.answers.trace, batch.answers.members
-        values = torch.zeros(len(trace), *batch.target.shape[1:])
+        members = batch.answers.members
+        values = torch.zeros(len(records), members, *batch.target.shape[1:])
         with torch.no_grad():
-            for rows in token_budget_batches(trace, assembly.roles.micro_batch_size, together=members):
+            for rows in token_budget_batches(batch.answers.trace, assembly.roles.micro_batch_size, together=members):
                 job.check_cancelled()
                 part = batch.select(rows)
-                place = [row * members + member for row in rows for member in range(members)]
-                values[place] = part.at_labels(assembly.roles.judgements(part.answers.trace)).cpu()
-        outcome = assembly.config.algorithm.outcome(values, batch)
-        by_record = values.view(len(records), members, *values.shape[1:])
-        judged = list(zip(records, by_record, strict=True))
-        return Evaluated(_scores(outcome, assembly.needs.heads), judged, [])
+                judged = part.at_labels(assembly.roles.judgements(part.answers.trace))
+                values[rows] = judged.cpu().view(len(rows), *values.shape[1:])
+        outcome = assembly.config.algorithm.outcome(values.flatten(0, 1), batch)
+        outcome = {name: one.masked_fill(batch.target.isnan(), math.nan) for name, one in outcome.items()}
+        return Evaluated(_scores(outcome, assembly.needs.heads), list(zip(records, values, strict=True)), [])
 
     def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records = []
@@ -163,13 +163,13 @@ class JudgementEvaluation(Evaluation):
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
         needs, judgements = self.assembly.needs, evaluated.known
-        scores = torch.cat([scores[:, : len(record.target)].flatten(0, 1) for record, scores in judgements])
+        scores = torch.cat([scores[:, : len(record.target)].flatten(0, 1) for record, scores in judgements]).double()
         metrics: Metrics = {}
-        for number, (name, column) in enumerate(zip(needs.heads, scores.double().unbind(1), strict=True)):
+        for number, (name, column) in enumerate(zip(needs.heads, scores.unbind(1), strict=True)):
             metrics[f"val-aux/score/{name}/mean"] = float(column.mean())
             metrics[f"val-aux/score/{name}/std"] = float(column.std(correction=0))
             if needs.data == "scores":
-                pairs = [(float(scores[0, 0, number]), record.target[0][number]) for record, scores in judgements]
+                pairs = [(float(values[0, 0, number]), record.target[0][number]) for record, values in judgements]
                 labelled = torch.tensor([pair for pair in pairs if not math.isnan(pair[1])]).double()
                 metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(labelled)
         return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from burnish.data.values import shown
 from burnish.language.batches import response_stats
 from burnish.language.config import LanguageConfig
 from burnish.language.encode import TEMPLATE, Encoder, prompt_lengths
+from burnish.language.model.base import Positions
 from burnish.language.model.loading import positions_of
 from burnish.language.model.universal import LanguageModel
 from burnish.language.records import ResponseRecord
@@ -27,74 +28,67 @@ from burnish.types.completion import Completion, Encoded, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses, Scores
 
+Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]  # as an engine has it, or for all ranks
 
-class ResponseData:
-    """Records, and how they become tensors."""
 
-    def __init__(
-        self,
-        records: Sequence[ResponseRecord],
-        model: LanguageModel,
-        encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
-    ) -> None:
-        self.records, self.model, self.encode = list(records), model, encode
+def scored_batch(
+    groups: Sequence[ScoredGroup], model: LanguageModel, encode: Encode, config: LanguageConfig, *, update: int
+) -> ScoredResponses:
+    """Responses with scores, as if they had been sampled and scored; log-probs that nobody knows are NaN.
 
-    def scored(
-        self, groups: Sequence[ScoredGroup], weights: Mapping[str, float], *, limit: int, update: int, seed: int
-    ) -> ScoredResponses:
-        """Responses with scores, as if they had been sampled and scored; log-probs that nobody knows are NaN.
+    Args:
+        groups: records, those of a prompt together.
+        model: that reads and writes them.
+        encode: their prompts.
+        config: of the run, which has data.scores.
+        update: policy update that trains on them.
+    """
+    rows: list[ResponseRecord] = [member for group in groups for member in group.members]
+    ids = [model.response_ids(row.responses[0]) if row.tokens is None else list(row.tokens) for row in rows]
+    trace = offline_completion(
+        model, encode([row.prompt for row in rows]), ids, finished=[row.finished for row in rows],
+        logprobs=[row.logprobs or (math.nan,) * len(own) for row, own in zip(rows, ids, strict=True)],
+    )  # fmt: skip
+    return ScoredResponses(
+        prompts=[row.prompt for row in rows],
+        group=torch.tensor([number for number, group in enumerate(groups) for _ in group.members]),
+        sample=torch.tensor([group.first + i for group in groups for i in range(len(group.members))]),
+        trace=trace,
+        scores=Scores.given([row.scores for row in rows], config.data.scores or {}),
+        greedy=torch.full((len(rows),), torch.nan),
+        turn_rewards=torch.zeros(len(rows), 0),
+        limit=config.rollout.max_new_tokens,
+        stats=response_stats(trace, [row.responses[0] for row in rows]),
+        update=update,
+        version=update - 1,
+        seed=config.seed,
+    )
 
-        Args:
-            groups: some of ``self.records``, those of a prompt together.
-            weights: data.scores.
-            limit: longest response allowed, in tokens.
-            update: policy update that trains on them.
-            seed: of the run.
-        """
-        rows: list[ResponseRecord] = [member for group in groups for member in group.members]
-        ids = [row.ids(self.model) for row in rows]
-        trace = offline_completion(
-            self.model, self.encode([row.prompt for row in rows]), ids, finished=[row.finished for row in rows],
-            logprobs=[row.logprobs or (math.nan,) * len(own) for row, own in zip(rows, ids, strict=True)],
-        )  # fmt: skip
-        return ScoredResponses(
-            prompts=[row.prompt for row in rows],
-            group=torch.tensor([number for number, group in enumerate(groups) for _ in group.members]),
-            sample=torch.tensor([group.first + i for group in groups for i in range(len(group.members))]),
-            trace=trace,
-            scores=Scores.given([row.scores for row in rows], weights),
-            greedy=torch.full((len(rows),), torch.nan),
-            turn_rewards=torch.zeros(len(rows), 0),
-            limit=limit,
-            stats=response_stats(trace, [row.responses[0] for row in rows]),
-            update=update,
-            version=update - 1,
-            seed=seed,
-        )
 
-    def batch(self, records: Sequence[ResponseRecord], *, update: int, seed: int) -> Any:
-        """Records as tensors, in order.
+def offline_batch(
+    records: Sequence[ResponseRecord], model: LanguageModel, encode: Encode, *, update: int, seed: int
+) -> OfflineResponses | OfflineJudgements:
+    """Records as tensors, in order.
 
-        Args:
-            records: some of ``self.records``.
-            update: policy update that trains on them.
-            seed: of the run.
-        """
-        rows, members = [row for record in records for row in record.rows], len(records[0].responses)
-        prompts, texts = self.encode([prompt for prompt, _ in rows]), [text for _, text in rows]
-        run: Any = {"update": update, "version": update - 1, "seed": seed}
-        if not records[0].target:
-            trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for text in texts])
-            good = torch.tensor([record.good for record in records])
-            return OfflineResponses(answers=ResponseRows(trace=trace, members=members), good=good, **run)
-        ends = [record.ends or None for record in records for _ in record.rows]
-        trace = judged_completion(self.model, prompts, texts, ends)
-        steps = max(len(record.target) for record in records)
-        nothing = (math.nan,) * len(records[0].margin)
-        target = [[*record.target, *[nothing] * (steps - len(record.target))] for record in records]
-        margin = torch.tensor([[record.margin] * steps for record in records])
-        answers = ResponseRows(trace=trace, members=members)
-        return OfflineJudgements(answers=answers, target=torch.tensor(target), margin=margin, **run)
+    Args:
+        records: with one response each, or with two each.
+        model: that reads and writes them.
+        encode: their prompts.
+        update: policy update that trains on them.
+        seed: of the run.
+    """
+    rows, members = [row for record in records for row in record.rows], len(records[0].responses)
+    prompts, texts = encode([prompt for prompt, _ in rows]), [text for _, text in rows]
+    run: Any = {"update": update, "version": update - 1, "seed": seed}
+    if not records[0].target:
+        trace = offline_completion(model, prompts, [model.response_ids(text) for text in texts])
+        good = torch.tensor([record.good for record in records])
+        return OfflineResponses(answers=ResponseRows(trace=trace, members=members), good=good, **run)
+    trace = judged_completion(model, prompts, texts, [record.ends or None for record in records for _ in record.rows])
+    target = pad_sequence([torch.tensor(record.target) for record in records], batch_first=True, padding_value=math.nan)
+    nothing = (0.0,) * target.shape[-1]
+    margin = torch.tensor([record.margin or nothing for record in records])[:, None].expand_as(target)
+    return OfflineJudgements(answers=ResponseRows(trace=trace, members=members), target=target, margin=margin, **run)
 
 
 def judged_completion(
@@ -154,14 +148,14 @@ def offline_completion(
         logprobs: [B] of these tokens under the policy that sampled them; None for responses that were not sampled.
         finished: [B] whether each ended by itself; None if all did.
     """
-    ids = pad_sequence([torch.tensor(tokens, dtype=torch.long) for tokens in responses], batch_first=True)
-    logprob = torch.zeros(ids.shape)
-    for row, known in enumerate(logprobs or ()):
-        logprob[row, : len(known)] = torch.tensor(known)
     return Completion.of_text(
-        prompts, ids, torch.tensor([len(tokens) for tokens in responses]), axes=model.axes, logprob=logprob,
+        prompts,
+        pad_sequence([torch.tensor(tokens, dtype=torch.long) for tokens in responses], batch_first=True),
+        torch.tensor([len(tokens) for tokens in responses]),
+        axes=model.axes,
+        logprob=None if logprobs is None else pad_sequence([torch.tensor(own) for own in logprobs], batch_first=True),
         finished=None if finished is None else torch.tensor(finished),
-    )  # fmt: skip
+    )
 
 
 def check_tokens_of(records: Sequence[ResponseRecord], reader: Callable[[], LanguageModel]) -> None:
@@ -181,11 +175,11 @@ def check_tokens_of(records: Sequence[ResponseRecord], reader: Callable[[], Lang
         if said.strip() != record.responses[0].strip()
     ]
     if problems:
-        head = (
+        raise data_error(
+            problems,
             f"token_ids of {len(problems)} of {len(records)} responses say something else to this model's tokenizer; "
-            "give those of this model, or leave token_ids and logprobs out"
+            "give those of this model, or leave token_ids and logprobs out",
         )
-        raise data_error(problems, head)
 
 
 SLACK = 16  # tokens of a response that are not of its text, such as its end
@@ -215,58 +209,60 @@ def short_records(
     Raises:
         UserError: some are too long and ``data.overlong`` is error, or all of them are.
     """
-    limit, longest = config.data.max_prompt_length, config.rollout.max_new_tokens
-    known = positions_of(config.model)
-    positions = known.most if known else 0
-    untold = all(record.tokens is None for record in records)  # how many tokens responses have
-    if limit is None and untold and all(_is_short(*r, longest, positions) for one in records for r in one.rows):
-        return list(records)
-    model, lengths = reader(), dict[str, int]()
+    limit, lengths = config.data.max_prompt_length, dict[str, int]()
     if limit is not None:
         prompts = list({prompt.uid: prompt for prompt in prompts_of(records)}.values())
-        each = prompt_lengths(Encoder(model, tools, bounded=False, cached=0), prompts, ranks)
+        each = prompt_lengths(Encoder(reader(), tools, bounded=False, cached=0), prompts, ranks)
         lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
-    problems = [next(_complaints(record, lengths, model, config, tools), "") for record in records]
+    known = positions_of(config.model)
+    problems = [_complaint(record, lengths, known, reader, config, tools) for record in records]
     kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
     if len(kept) < len(records) and (config.data.overlong == "error" or not kept):
-        head = (
+        raise data_error(
+            [problem for problem in problems if problem],
             f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
-            "leave them out with data.overlong=filter"
+            "leave them out with data.overlong=filter",
         )
-        raise data_error([problem for problem in problems if problem], head)
     return kept
 
 
-def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
-    """Whether a response is short enough by its bytes, and with its prompt's; a token has at least one."""
-    before, own = prompt.size + TEMPLATE, len(text.encode()) + SLACK
-    return own <= longest and before + own <= positions
-
-
-def _complaints(
+def _complaint(
     record: ResponseRecord,
     lengths: Mapping[str, int],
-    model: LanguageModel,
+    known: Positions | None,
+    reader: Callable[[], LanguageModel],
     config: LanguageConfig,
     tools: Sequence[dict[str, Any]],
-) -> Iterator[str]:
-    """In what a record is too long; ``lengths`` are tokens of prompts by their uids, where these have a limit."""
-    limit, longest, positions = config.data.max_prompt_length, config.rollout.max_new_tokens, model.max_positions
-    rows = [
-        (prompt, text, len(model.response_ids(text) if record.tokens is None else record.tokens))
-        for prompt, text in record.rows
-    ]
-    for _, text, count in rows:
+) -> str:
+    """In what a record is too long; "" where it is not.
+
+    Args:
+        record: with its responses.
+        lengths: tokens of prompts by their uids, where these have a limit.
+        known: positions of the model, if its configuration tells.
+        reader, config, tools: as ``short_records`` has them.
+    """
+    limit, longest = config.data.max_prompt_length, config.rollout.max_new_tokens
+    for prompt, text in record.rows:
+        # at most: a token has at least one byte
+        before = prompt.size + TEMPLATE
+        count = len(text.encode()) + SLACK if record.tokens is None else len(record.tokens)
+        fits = known is not None and before + count <= known.most
+        if fits and count <= longest and limit is None:
+            continue
+        model = reader()
+        count = len(model.response_ids(text)) if record.tokens is None else count
         if count > longest:
-            yield f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
-    for prompt, _, _ in rows:
-        if limit is not None and (before := lengths[prompt.uid]) > limit:
-            yield f"a prompt of {before} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
-    for prompt, _, count in rows:
-        if prompt.size + count + TEMPLATE >= positions:  # else it fits, as a token has at least one byte
+            return f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+        if limit is not None and lengths[prompt.uid] > limit:
+            return (
+                f"a prompt of {lengths[prompt.uid]} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+            )
+        if before + count >= model.max_positions:
             before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
-            if before + count > positions:
-                yield (
-                    f"a prompt and a response of {before + count} tokens, but the model has {positions} positions "
-                    f"({model.position_limit}): {shown(prompt.text)}"
+            if before + count > model.max_positions:
+                return (
+                    f"a prompt and a response of {before + count} tokens, but the model has {model.max_positions} "
+                    f"positions ({model.position_limit}): {shown(prompt.text)}"
                 )
+    return ""

@@ -4,7 +4,6 @@ right; of images that were drawn for prompts, too."""
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.images import BEGINNING, KEYS, image_at, is_clip
+from burnish.data.images import BEGINNING, KEYS, image_at
 from burnish.data.images import Holds as Images
 from burnish.data.pixels import all_of
 from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
@@ -42,7 +41,7 @@ class ResponseRecord:
     good: bool = True
     # labels of each step by each head, where a reward model learns
     target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
-    margin: tuple[float, ...] = ()  # [H]
+    margin: tuple[float, ...] = ()  # [H] of a pair
     ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
     asked: tuple[Prompt, ...] = ()  # of records of images: the question about each, which has no response
     # of a response with scores
@@ -62,20 +61,12 @@ class ResponseRecord:
         prompts = self.asked or (self.prompt,) * len(self.responses)
         return list(zip(prompts, self.responses, strict=True))
 
-    def ids(self, model: Any) -> list[int]:
-        """The tokens of its only response: those that were sampled, else those of its text."""
-        own: list[int] = model.response_ids(self.responses[0]) if self.tokens is None else list(self.tokens)
-        return own
-
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""
-        content: list[Any] = [self.prompt.uid, *self.responses, self.good]
-        if self.target:
-            content += [repr(self.target), self.margin, self.ends]
-        if self.asked:
-            content.append([prompt.uid for prompt in self.asked])
-        return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+        asked = [prompt.uid for prompt in self.asked]
+        content = repr((self.prompt.uid, self.responses, self.good, self.target, self.margin, self.ends, asked))
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def read_records(files: Any, options: LanguageDataOptions, needs: LanguageNeeds) -> list[ResponseRecord]:
@@ -111,32 +102,28 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
         yield ResponseRecord(question(record, options), (response,))
         return
     conversation = conversation_of(record, options)
-    said = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
-    turns = [i for i in said if conversation.messages[i].learned]
+    said = [(i, message) for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    learned = [(i, message) for i, message in said if message.learned]
     if not said:
         wanted = options.response_key or ", ".join(RESPONSE)
         raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
-    if not turns:
+    if not learned:
         raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
-    for i in turns:
-        if i == 0:
-            raise ValueError("has messages that begin with the assistant's: it answers nothing")
-        message = conversation.messages[i]
-        if any(part.kind != "text" for part in message.parts):
-            raise ValueError("has a message of the assistant with an image; a response must be text only")
-        _check_text(message)
+    if learned[0][0] == 0:
+        raise ValueError("has messages that begin with the assistant's: it answers nothing")
+    for i, message in learned:
         prompt = prompt_of(record, conversation, conversation.messages[:i], options)
-        yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
+        yield ResponseRecord(prompt, (_said(message),))
 
 
 def _preference(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     if record.values.get("tie") or record.values.get("preference") not in (None, "chosen"):
         raise ValueError("is no pair with a winner under chosen, which only reward models learn from; leave it out")
-    yield ResponseRecord(*preferred_pair(record, options))
+    yield preferred_pair(record, options)
 
 
-def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt, tuple[str, str]]:
-    """The prompt of a pair, the chosen response and the rejected one.
+def preferred_pair(record: Record, options: LanguageDataOptions) -> ResponseRecord:
+    """A prompt with the chosen response and the rejected one.
 
     Raises:
         ValueError: one of them is missing, or both are the same.
@@ -162,7 +149,7 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
     better, worse = map(response_text, pair, keys)
     if better == worse:
         raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
-    return prompt, (better, worse)
+    return ResponseRecord(prompt, (better, worse))
 
 
 def _judgement(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -184,14 +171,16 @@ def last_response(record: Record, options: LanguageDataOptions) -> str:
     last = conversation_of(record, options).messages[-1]
     if last.role != "assistant":
         raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
-    _check_text(last)
-    return _not_empty(last.text, "content")
+    return _said(last)
 
 
-def _check_text(message: Message) -> None:
-    """Refuse a response of which more than its text would have to be written."""
+def _said(message: Message) -> str:
+    """The text of a message of the assistant; refused where more than that would have to be written."""
+    if any(part.kind != "text" for part in message.parts):
+        raise ValueError("has a message of the assistant with an image; a response must be text only")
     if key := "tool_calls" if message.calls else unwritable(parse_json(message.more or "{}")):
         raise ValueError(ONLY_TEXT.format(key))
+    return _not_empty(message.text, "content")
 
 
 def one_response(record: Record, options: LanguageDataOptions) -> str | None:
@@ -237,48 +226,35 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
 
 
 def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
-    asked: tuple[Prompt, ...] = ()
-    if needs.question:
-        prompt, asked = drawn(record, options, needs.question, "pairs")
-        responses = ("", "")
-    else:
-        prompt, responses = preferred_pair(record, options)
+    given = drawn(record, options, needs, "pairs") if needs.question else preferred_pair(record, options)
     tie, preference = record.values.get("tie"), record.values.get("preference")
     if tie is not None and not isinstance(tie, bool):
         raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
     if tie and preference is not None:
         raise ValueError("has 'tie' and 'preference'; keep one")
-    outcome = dict.fromkeys(needs.heads, 0.0 if tie else 1.0)
+    outcome = (0.0 if tie else 1.0,) * len(needs.heads)
     if preference is not None:
         outcome = _by_head(preference, "preference", needs.heads, _outcome)
-    if 0.0 in outcome.values() and not needs.ties:
+    if 0.0 in outcome and not needs.ties:
         raise ValueError("is a tie, which algorithm.ties=null can't learn; set it to rao_kupper or davidson")
     margin = _by_head(
         record.values.get("margin"), "margin", needs.heads, partial(_label, least=0.0, must="it must not be negative")
     )
-    yield ResponseRecord(
-        prompt,
-        responses,
-        target=(tuple(outcome[head] for head in needs.heads),),
-        margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in needs.heads),
-        asked=asked,
-    )
+    margin = tuple(0.0 if math.isnan(one) else one for one in margin)
+    yield replace(given, target=(outcome,), margin=margin)
 
 
 def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     key, value = find(record.values, SCORES)
     if not key:
         raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
-    scores = _by_head(value, key, needs.heads, SHARE if needs.shares else _label)
-    target, margin = (tuple(scores[head] for head in needs.heads),), (0.0,) * len(needs.heads)
+    target = (_by_head(value, key, needs.heads, SHARE if needs.shares else _label),)
     if needs.question:
-        prompt, asked = drawn(record, options, needs.question, "images")
-        yield ResponseRecord(prompt, ("",), target=target, margin=margin, asked=asked)
-        return
-    response = one_response(record, options)
-    if response is None:
+        yield replace(drawn(record, options, needs, "images"), target=target)
+    elif (response := one_response(record, options)) is not None:
+        yield ResponseRecord(question(record, options), (response,), target=target)
+    else:
         raise ValueError("has no response; give one under response, completion or output")
-    yield ResponseRecord(question(record, options), (response,), target=target, margin=margin)
 
 
 def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
@@ -300,28 +276,24 @@ def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
         text += step if step.endswith(needs.separator) or number + 1 == len(texts) else step + needs.separator
         ends.append(len(text))
     read = SHARE if needs.shares else _label
-    by_step = [_by_head(one, "labels", needs.heads, read) for one in given]
-    yield ResponseRecord(
-        question(record, options), (text,),
-        target=tuple(tuple(one[head] for head in needs.heads) for one in by_step),
-        margin=(0.0,) * len(needs.heads), ends=tuple(ends),
-    )  # fmt: skip
+    target = tuple(_by_head(one, "labels", needs.heads, read) for one in given)
+    yield ResponseRecord(question(record, options), (text,), target=target, ends=tuple(ends))
 
 
-def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> dict[str, float]:
+def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> tuple[float, ...]:
     """A label for each head; nan where there is none. One that is given alone is of every head."""
     if value is None:
-        return dict.fromkeys(heads, math.nan)
+        return (math.nan,) * len(heads)
     if not isinstance(value, Mapping):
         if len(heads) > 1:
             raise ValueError(f"{key!r} is {shown(value)}; with heads {', '.join(heads)} it must have one for each")
-        return dict.fromkeys(heads, read(value, key))
+        return (read(value, key),)
     if unknown := [name for name in value if name not in heads]:
         raise ValueError(f"{key!r} has {unknown[0]!r}; algorithm.heads has {', '.join(heads)}")
-    found = {head: math.nan if value.get(head) is None else read(value[head], key) for head in heads}
-    if all(math.isnan(one) for one in found.values()):
+    labels = tuple(math.nan if value.get(head) is None else read(value[head], key) for head in heads)
+    if all(map(math.isnan, labels)):
         raise ValueError(f"{key!r} has nothing for any of the heads {', '.join(heads)}")
-    return found
+    return labels
 
 
 def _outcome(value: Any, key: str) -> float:
@@ -343,16 +315,14 @@ SHARE = partial(_label, least=0.0, most=1.0, must="with algorithm.kind=bce it mu
 TEXT = ("prompt", "text", "caption")
 
 
-def drawn(
-    record: Record, options: LanguageDataOptions, question: str, holds: Images
-) -> tuple[Prompt, tuple[Prompt, ...]]:
+def drawn(record: Record, options: LanguageDataOptions, needs: LanguageNeeds, holds: Images) -> ResponseRecord:
     """All that a record shows, and the question about each of its images, behind those that its prompt begins from.
 
     Args:
         record: a prompt with its image, or with ``chosen`` and ``rejected``, under the keys that generators' data
             have them.
         options: under which key it has its prompt, and of which size images are shown.
-        question: a text with ``{prompt}`` in it.
+        needs: with the question, a text with ``{prompt}`` in it.
         holds: single images or pairs.
 
     Raises:
@@ -364,15 +334,13 @@ def drawn(
     value = templated(options.template, value, record.values)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
-    for usual in KEYS[holds]:
-        name, shows = find(record.values, usual)
-        path = shows.get("path") if isinstance(shows, Mapping) else shows
-        if is_clip(shows) or (isinstance(path, str) and path.lower().endswith(".gif")):
-            raise ValueError(  # it would be judged by its first frame, if at all
-                f"{name!r} is {shown(shows)}: algorithm.question is asked about single images; give a frame of each "
-                "clip (as a reward, the model then scores clips by their frames)"
-            )
     images = [image_at(record, usual) for usual in KEYS[holds]]
+    moving = [one for one in images if one.kind == "video" or str(one.path).lower().endswith(".gif")]
+    if moving:
+        raise ValueError(  # it would be judged by its first frame, if at all
+            f"has {moving[0].path or 'a clip'}: algorithm.question is asked about single images; give a frame of each "
+            "clip (as a reward, the model then scores clips by their frames)"
+        )
     if len(images) == 2 and images[0] == images[1]:
         raise ValueError("has the same image as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
@@ -381,4 +349,5 @@ def drawn(
     begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, images))
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
-    return every, tuple(about_image(question, value, (*begun, one)) for one in after)
+    about = tuple(about_image(needs.question, value, (*begun, one)) for one in after)
+    return ResponseRecord(every, ("",) * len(after), asked=about)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.config import LanguageConfig
 from burnish.language.logprobs import (
     Layout,
     ResponseStates,
@@ -31,12 +32,10 @@ from burnish.models.linear import joined
 from burnish.models.lora import adapter_parameters, lora_layers, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
-from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
 from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import local_shard
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
@@ -50,65 +49,46 @@ class LanguageRoles(TrainedRoles):
 
     counts_tokens = True
     model: LanguageModel
+    balance: Balance | None = None
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        needs: LanguageNeeds,
-        lora: LanguageLoraOptions | None,
-        *,
-        critic: CriticOptions,
-        freeze: Sequence[str],
-        temperature: float,
-        layout: Layout | Literal["auto"],
-        micro_batch_size: int,
-        on_policy: bool,
-        seed: int,
-        router_aux_loss_coef: float,
-        sampled_elsewhere: bool,
-        mini_batch_size: int | None,
-        shared: bool,
-        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]],
-    ) -> None:
-        """Make them.
-
-        ``sampled_elsewhere`` says that another engine's kernels sample than this project's; ``shared`` that the model
-        is not read until it is sharded; ``load_teacher`` loads a teacher when it is first asked.
-        """
-        super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
-        self.needs, self.critic = needs, critic
-        self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
+    def __init__(self, model: LanguageModel, needs: LanguageNeeds, config: LanguageConfig, *, shared: bool) -> None:
+        """Make them; ``shared`` says that the model is not read until it is sharded."""
+        lora, critic, trainer, seed = config.model.lora, config.critic, config.trainer, config.seed
+        super().__init__(
+            model, lora, micro_batch_size=trainer.micro_batch_tokens, on_policy=config.steps_per_update == 1
+        )
+        self.needs, self.critic, self.temperature = needs, critic, config.rollout.temperature
+        self.layout, self.mini_batch_size = trainer.layout, trainer.mini_batch_size
         self._settled: Layout | None = None
-        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
+        # another engine's kernels round otherwise than this project's
+        self.sampler_rounds = config.rollout.vllm is not None or model.compute != torch.float32
         critics = ("critic",) if needs.critic else ()
         refreshed = ("reference",) if needs.refreshed else ()
         self.trained = ("policy", *critics, *refreshed)
-        own_trunk = critics if critic.trunk == "own" else ()
+        self.valued = "critic" if critic.trunk == "own" else "policy"  # whose states the critic's head reads
+        own_trunk = critics if self.valued == "critic" else ()
         learning = ("policy", *own_trunk)
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
         self._add((*own_trunk, *refreshed), reference=needs.reference, targets=targets, seed=seed, shared=shared)
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora), learning)
-        if lora is not None:
-            if model.compute != torch.float32:
-                joined(lora_layers(model.network))
-            model.network.requires_grad_(False)
-            for name in learning:
-                for parameter in adapter_parameters(model.network, name).values():
-                    parameter.requires_grad_(True)
-        elif own_trunk:
-            self._networks["critic"].requires_grad_(True)
-        self._freeze(freeze)
+        if lora is not None and model.compute != torch.float32:
+            joined(lora_layers(model.network))
+        for name in own_trunk:  # the policy is trained already
+            adapter = adapter_parameters(model.network, name).values()
+            for parameter in self._networks[name].parameters() if lora is None else adapter:
+                parameter.requires_grad_(True)
+        self._freeze(config.model.freeze)
         # near 0, as the rewards to come of an unknown policy
         self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
         self.policy: TokenRole = partial(self._scores, "policy")
         self.reference: TokenRole = partial(self._scores, "reference")
-        self.teachers = Teachers(self, needs.teachers, load_teacher)
-        if router_aux_loss_coef:
+        self.teachers = Teachers(self, config.model)
+        if coef := config.model.router_aux_loss_coef:
             networks = {name: self._networks[self.network_of(name)] for name in learning}
-            self.balance = Balance(networks, router_aux_loss_coef)
+            self.balance = Balance(networks, coef)
             model.require_single_forward()  # a token's router logits are told by its place in the forward
 
     def measure(self, peak: float) -> None:
@@ -131,9 +111,9 @@ class LanguageRoles(TrainedRoles):
             for pattern in patterns:
                 found = [name for name in parameters if name.startswith(pattern) or fnmatch.fnmatch(name, pattern)]
                 if not found:
-                    shown = ", ".join(list(parameters)[:3])
                     raise UserError(
-                        f"model.freeze has {pattern!r}, which matches no parameter; they are called like {shown}"
+                        f"model.freeze has {pattern!r}, which matches no parameter; they are called like "
+                        f"{', '.join(list(parameters)[:3])}"
                     )
                 for name in found:
                     parameters[name].requires_grad_(False)
@@ -168,8 +148,7 @@ class LanguageRoles(TrainedRoles):
             return run()
         # which role the network runs for; nothing for none of this run's own
         role = next((name for name, one in self._networks.items() if one is network), "")
-        states: ResponseStates = self.balance.through(self._active if role == "policy" else role, run)
-        return states
+        return self.balance.through(self._active if role == "policy" else role, run)
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
@@ -181,8 +160,7 @@ class LanguageRoles(TrainedRoles):
 
     def values(self, completion: Completion) -> Tensor:
         """The critic's prediction before every token that the policy chose: [B, T] float32, 0 elsewhere."""
-        name = "critic" if self.critic.trunk == "own" else "policy"
-        return self.run(name, lambda network: self._values(self.states(network, completion)))
+        return self.run(self.valued, lambda network: self._values(self.states(network, completion)))
 
     def judgements(self, completion: Completion) -> Tensor:
         """What a reward model's heads make of the text before every token of the mask: [B, T, H], 0 elsewhere."""
@@ -192,7 +170,7 @@ class LanguageRoles(TrainedRoles):
 
     def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
         """Both with gradients, from one forward where policy and critic share a trunk."""
-        if self.critic.trunk == "own":
+        if self.valued == "critic":
             return self.policy(completion), self.values(completion)
 
         def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,10 +186,8 @@ class LanguageRoles(TrainedRoles):
         return list(self.model.layers(network))
 
     def _called_with(self, name: str) -> list[nn.Module]:
-        if self.reward_head is not None:
-            return [self.reward_head] if name == "policy" else []
-        trunk = self.network_of("critic" if self.critic.trunk == "own" else "policy")
-        return [self.value_head] if self.value_head is not None and name == trunk else []
+        heads = ((self.reward_head, "policy"), (self.value_head, self.network_of(self.valued)))
+        return [head for head, network in heads if head is not None and network == name]
 
     def _values(self, states: ResponseStates) -> Tensor:
         assert self.value_head is not None, "the algorithm did not say that it needs a critic"
@@ -232,21 +208,10 @@ class LanguageRoles(TrainedRoles):
 
     def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
         """Trained parameters of a role by their names in its network; a critic's and a reward model's with the head."""
-        if name == "policy" and self.reward_head is not None:
-            return super().parameters(name) | dict(self.reward_head.named_parameters("score"))
-        if name != "critic":
-            return super().parameters(name)
-        assert self.value_head is not None, "there is no critic"
-        head = {f"value_head.{key}": value for key, value in self.value_head.named_parameters()}
-        return head if self.critic.trunk == "shared" else super().parameters(name) | head
-
-    def refresh_reference(self, share: float = 1.0) -> None:
-        """Move the reference to the policy, by a share of the way."""
-        with torch.no_grad():
-            source = self.parameters("policy")
-            for name, value in self.parameters("reference").items():
-                if name in source:
-                    local_shard(value).lerp_(local_shard(source[name]), share)
+        own = {} if name == "critic" and self.critic.trunk == "shared" else super().parameters(name)
+        heads = {"policy": ("score", self.reward_head), "critic": ("value_head", self.value_head)}
+        prefix, head = heads.get(name, ("", None))
+        return own if head is None else own | dict(head.named_parameters(prefix))
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""
@@ -283,8 +248,8 @@ class Balance:
         self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         for network in {id(network): network for network in networks.values()}.values():
-            routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
-            routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
+            told = ("top_k", "num_experts", "weight")
+            routers: list[Any] = [module for module in network.modules() if all(hasattr(module, one) for one in told)]
             assert routers, "a dense model should have been refused"
             self.top_k = int(routers[0].top_k)
             for router in routers:

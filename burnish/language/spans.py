@@ -6,12 +6,13 @@ As GOLD compares teachers and students (Patiño et al. 2025, "Unlocking On-Polic
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import to_device
 
 CONTEXT = 4  # tokens before one that are decoded with it: some tokenizers write a word otherwise at the beginning
@@ -80,21 +81,15 @@ class Vocabularies:
     weight: float  # of what both have in the loss
 
     @classmethod
-    def of(
-        cls, own: Mapping[str, int], theirs: Mapping[str, int], sizes: tuple[int, int], weight: float | None
-    ) -> Vocabularies:
-        """Args: ids by token, how many each has logits of, and the weight; None takes the share of the teacher's."""
-        both = [(number, theirs[token]) for token, number in own.items() if token in theirs]
+    def of(cls, own: LanguageModel, theirs: LanguageModel, weight: float | None, device: torch.device) -> Vocabularies:
+        """Of the tokens that both have logits of; without a weight it is their share of the teacher's."""
+        ids, sizes = theirs.tokenizer.get_vocab(), (own.vocabulary, theirs.vocabulary)
+        both = [(number, ids[token]) for token, number in own.tokenizer.get_vocab().items() if token in ids]
         both = sorted(pair for pair in both if pair[0] < sizes[0] and pair[1] < sizes[1])
         rest = [sorted({*range(size)} - {pair[side] for pair in both}) for side, size in enumerate(sizes)]
-        only, others = (torch.tensor(ids, dtype=torch.long) for ids in rest)
-        shared = torch.tensor(both, dtype=torch.long).view(-1, 2).T.contiguous()
+        shared = torch.tensor(both, dtype=torch.long, device=device).view(-1, 2).T.contiguous()
+        only, others = (torch.tensor(ids, dtype=torch.long, device=device) for ids in rest)
         return cls(shared, only, others, len(both) / sizes[1] if weight is None else weight)
-
-    def to(self, device: torch.device) -> Vocabularies:
-        """On another device."""
-        shared, own, theirs = (to_device(ids, device) for ids in (self.shared, self.own, self.theirs))
-        return Vocabularies(shared, own, theirs, self.weight)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from burnish.language.algorithms.base import in_parts
+from burnish.data.values import value_at
+from burnish.language.algorithms.base import LanguageNeeds, in_parts
 from burnish.language.batches import Asked
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import (
@@ -31,46 +31,40 @@ from burnish.language.model.loading import check_files, load_language_model, rea
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import offline_completion
+from burnish.language.served_teacher import ServedTeacher
 from burnish.language.spans import Aligned, Vocabularies, align, summed
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.rl.preference import another_success
-from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
 from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.http import HttpError, Servers, read_token, request
-from burnish.utils.json_text import parse_json
 
 if TYPE_CHECKING:
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import ScoredResponses
 
-# of student's and teacher's log-probs, [n, V] and [n, W], with ids [n, W] of the teacher's, or which tokens both have
-Measure = Callable[[Tensor, Tensor, Tensor | Vocabularies | None], Tensor]
-Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
+# ids [n, W] of a server's tokens, or which tokens both have; None where they have the same
+Known = Tensor | Vocabularies | None
+Measure = Callable[[Tensor, Tensor, Known], Tensor]  # of student's and teacher's log-probs, [n, V] and [n, W]
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """Distributions over tokens, from states."""
+    """Distributions over the tokens that are compared, from states."""
 
-    states: Tensor  # [R, D]; logits [R, V] where the head is more than a product; of a server log-probs of some tokens
-    head: Head | None
+    head: Head | None  # None where states are logits already
     temperature: float
     banned: Tensor  # [K] long
-    vocabulary: int  # tokens that are compared
+    vocabulary: int
 
-    def logprobs(self, rows: Tensor) -> Tensor:
-        return self.of(self.states.index_select(0, rows))
-
-    def of(self, hidden: Tensor) -> Tensor:
-        """Log-probs [n, V] from states, or from logits."""
+    def __call__(self, states: Tensor) -> Tensor:
+        """Log-probs [n, V] from states [n, D], or from logits."""
         if self.head is None:
-            logits = hidden.float() / self.temperature
+            logits = states.float() / self.temperature
         else:
             none = self.banned[:0]
-            logits = scaled_logits(hidden, self.head.weight, self.temperature / self.head.scale, none, self.head.cap)
+            logits = scaled_logits(states, self.head.weight, self.temperature / self.head.scale, none, self.head.cap)
         logits = logits[:, : self.vocabulary]
         if len(self.banned):
             logits = logits.index_fill(-1, self.banned, -torch.inf)
@@ -90,46 +84,46 @@ class Seen:
 class Reading:
     """What a teacher thinks of the R tokens of a micro-batch, or of the spans of text that begin with them."""
 
-    weight: float
+    teacher: Teacher
     place: Tensor  # [R] long: its state that a token is compared at; -1 where none is
-    theirs: Distributions
-    banned: Tensor  # [K] long, of the student
-    vocabulary: int
-    known: Tensor | Vocabularies | None = None  # [R', K] ids of the tokens of a server, or which tokens both have
+    theirs: Callable[[Tensor], tuple[Tensor, Known]]  # log-probs [n, W] at some of these states, and of which tokens
     spans: Aligned | None = None
     rest: Tensor | None = None  # [R] its log-prob of what a span goes on with
-
-    def going_on(self, logprob: Tensor, states: ResponseStates) -> Tensor:
-        """Log-probs [r, 2], of student and teacher, of what the spans that begin at some states go on with."""
-        assert self.spans is not None, "tokens are compared"
-        assert self.rest is not None, "which spans come with"
-        own = summed(logprob, self.spans.rest, len(self.place))
-        return torch.stack([states.own(own), states.own(self.rest)], 1)
 
 
 class Teacher:
     """One of a run's teachers: a network of this process, a server, or the policy itself."""
 
-    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load) -> None:
-        self.roles, self.options = roles, options
-        self.model, self.unknown = roles.model, set[int]()
+    def __init__(self, roles: LanguageRoles, student: LanguageModelOptions, options: TokenTeacher, option: str) -> None:
+        self.roles, self.options, self.model = roles, options, roles.model
         self.server: ServedTeacher | None = None
         self.vocabularies: Vocabularies | None = None  # where texts are compared, and not tokens
+        unknown = set[int]()
         if options.path is not None:
-            self.model, self.unknown = load(options, option)
+            self.model, unknown = load_teacher(student, options, option, aligned=roles.needs.aligned)
             if roles.needs.aligned:
-                own, theirs = (model.tokenizer.get_vocab() for model in (roles.model, self.model))
-                sizes = (roles.model.vocabulary, self.model.vocabulary)
-                self.vocabularies = Vocabularies.of(own, theirs, sizes, options.shared_weight).to(roles.device)
-            elif odd := [one for one in roles.model.stop if one in self.unknown]:
+                self.vocabularies = Vocabularies.of(roles.model, self.model, options.shared_weight, roles.device)
+            elif odd := [one for one in roles.model.stop if one in unknown]:
                 raise UserError(
                     f"{option}.path is {options.path}, to which token {odd[0]}, by which the student's "
                     "responses end, means something else; take a teacher with the same chat template"
                 )
         elif options.url is not None:
             self.server = ServedTeacher(options, option, roles.model)
-            self.server.check()
         self.encode = Encoder(self.model)
+        both = (roles.model, self.model)
+        # of student and teacher: ids without probability, and how many are compared
+        self.compared = [(model.banned, model.vocabulary) for model in both]
+        if self.vocabularies is None:
+            vocabulary = min(model.vocabulary for model in both)
+            without = unknown.union(*(model.banned.tolist() for model in both))
+            banned = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
+            self.compared = [(banned, vocabulary)] * 2
+
+    def distributions(self, side: int, head: Head | None, device: torch.device) -> Distributions:
+        """Of the student (0) or the teacher (1), by its language head."""
+        banned, vocabulary = self.compared[side]
+        return Distributions(head, self.roles.temperature, to_device(banned, device), vocabulary)
 
     def asked(self, scored: ScoredResponses) -> list[Prompt | None]:
         """What it reads in place of each prompt, [B]; None where it teaches nothing."""
@@ -154,9 +148,8 @@ class Teacher:
         rows = [row for row, prompt in enumerate(asked) if prompt is not None]
         encoded, taught = self.encode([prompt for prompt in asked if prompt is not None]), trace.select(rows)
         if self.vocabularies is None:
-            finished, axes = taught.finished, self.model.axes
-            same = Completion.of_text(encoded, taught.ids, taught.length, axes=axes, finished=finished)
-            return Seen(torch.tensor(rows), replace(same, mask=taught.mask))
+            same = Completion.of_text(encoded, taught.ids, taught.length, axes=self.model.axes)
+            return Seen(torch.tensor(rows), same)
         own, theirs = self.roles.model, self.model
         both = [
             align(own.decode, ids[mask].tolist(), theirs.decode, theirs.response_ids)
@@ -171,7 +164,7 @@ class Teacher:
     def chosen(self, seen: Completion) -> Tensor:
         """Its log-prob of each token that the student chose: [B, T]."""
         if self.server is not None:
-            return self.server.chosen(seen)
+            return torch.zeros(seen.mask.shape).masked_scatter(seen.mask, self.server.read(seen, 0)[1])
 
         def run(network: nn.Module) -> Tensor:
             states = response_states(self.model, network, seen)
@@ -182,14 +175,12 @@ class Teacher:
 
     def read(self, seen: Seen, trace: Completion, top_k: int) -> Reading:
         """What it thinks of the tokens of a micro-batch, of which it has seen some responses."""
-        model, roles, spans, weight = self.model, self.roles, seen.spans, self.options.weight
+        model, roles, spans = self.model, self.roles, seen.spans
         taught = torch.isin(trace.mask.nonzero()[:, 0], seen.rows)
         place = torch.where(taught, taught.cumsum(0) - 1, -1)
         if self.server is not None:
             ids, values = (to_device(one, roles.device) for one in self.server.read(seen.responses, top_k))
-            banned = to_device(model.banned, roles.device)
-            theirs = Distributions(values, None, 1.0, banned, model.vocabulary)
-            return Reading(weight, place, theirs, banned, model.vocabulary, ids)
+            return Reading(self, place, lambda rows: (values.index_select(0, rows), ids.index_select(0, rows)))
 
         def run(network: nn.Module) -> tuple[Tensor, ...]:
             states, chosen = response_states(model, network, seen.responses), torch.zeros(0)
@@ -203,17 +194,14 @@ class Teacher:
         with torch.no_grad():
             chosen, states, *weights = self._run(run)
         head = Head(weights[0], model.capabilities.scale, model.capabilities.cap) if weights else None
-        device, own = states.device, roles.model
-        if spans is not None:
-            banned, ours = (to_device(one.banned, device) for one in (model, own))
-            theirs = Distributions(states, head, roles.temperature, banned, model.vocabulary)
-            rest = summed(chosen, spans.their_rest, len(place))
-            return Reading(weight, spans.place, theirs, ours, own.vocabulary, self.vocabularies, spans, rest)
-        vocabulary = min(model.vocabulary, own.vocabulary)
-        without = {*model.banned.tolist(), *own.banned.tolist(), *self.unknown}
-        banned = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
-        theirs = Distributions(states, head, roles.temperature, to_device(banned, device), vocabulary)
-        return Reading(weight, place, theirs, theirs.banned, vocabulary)
+        over = self.distributions(1, head, states.device)
+
+        def theirs(rows: Tensor) -> tuple[Tensor, Known]:
+            return over(states.index_select(0, rows)), self.vocabularies
+
+        if spans is None:
+            return Reading(self, place, theirs)
+        return Reading(self, spans.place, theirs, spans, summed(chosen, spans.their_rest, len(place)))
 
     def _run(self, function: Callable[[nn.Module], Any]) -> Any:
         """What a function makes of its network."""
@@ -225,15 +213,15 @@ class Teacher:
 class Teachers:
     """All teachers of a run."""
 
-    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load) -> None:
-        self.roles, self.teachers, self._load = roles, teachers, load
+    def __init__(self, roles: LanguageRoles, student: LanguageModelOptions) -> None:
+        self.roles, self.student = roles, student
 
     @cached_property
     def all(self) -> list[Teacher]:
         """Each, loaded or found to answer."""
         return [
-            Teacher(self.roles, options, f"algorithm.teachers[{number}]", self._load)
-            for number, options in enumerate(self.teachers)
+            Teacher(self.roles, self.student, options, f"algorithm.teachers[{number}]")
+            for number, options in enumerate(self.roles.needs.teachers)
         ]
 
     def asked(self, scored: ScoredResponses) -> list[Asked]:
@@ -253,7 +241,7 @@ class Teachers:
         """
         for teacher in self.all:
             if teacher.server is not None:
-                teacher.server.forget()
+                teacher.server.asked.clear()
         for teacher, column in self._each(asked):
             if teacher.server is not None and self.roles.shards.ranks.size == 1:
                 teacher.server.ask(teacher.seen(column, trace).responses, top_k)
@@ -285,50 +273,52 @@ class Teachers:
             scores = roles.score(network, states, trace)
             total = torch.zeros(len(states.hidden), device=states.hidden.device)
             for reading in readings:
-                rest = None if reading.spans is None else reading.going_on(flat(scores.logprob, trace), states)
-                here, apart = self._apart(network, states, reading, measure, rest)
-                total = total.index_add(0, here, reading.weight * apart)
+                here, apart = self._apart(network, states, reading, measure, trace, scores)
+                total = total.index_add(0, here, reading.teacher.options.weight * apart)
             return scores.logprob, scores.entropy, states.scatter(total)
 
         logprob, entropy, apart = roles.run("policy", run)
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self, network: nn.Module, states: ResponseStates, reading: Reading, measure: Measure, rest: Tensor | None
+        self,
+        network: nn.Module,
+        states: ResponseStates,
+        reading: Reading,
+        measure: Measure,
+        trace: Completion,
+        scores: TokenScores,
     ) -> tuple[Tensor, Tensor]:
         """The states [n] at which a teacher compares, and the measure there, by chunks whose logits are computed again
-        in the backward pass; ``rest`` [r, 2] as ``Reading.going_on`` has it, where spans are compared."""
+        in the backward pass."""
         head = None if states.logits is not None else self.roles.model.head(network)
         source = states.hidden if states.logits is None else states.logits
-        student = Distributions(source, head, self.roles.temperature, reading.banned, reading.vocabulary)
+        student = reading.teacher.distributions(0, head, source.device)
         size = rows_at_once(len(head.weight) if head is not None else source.shape[1], source.device)
-        place = states.own(reading.place)
+        place, spans = states.own(reading.place), reading.spans
         begin = (place >= 0).nonzero()[:, 0]
         read, here = to_device(place[begin], source.device), to_device(begin, source.device)
+        chunks = here.split(size)
+        further: Sequence[Tensor | None] = [None] * len(chunks)
+        if spans is not None and reading.rest is not None:  # log-probs of what spans go on with
+            goes_on = summed(flat(scores.logprob, trace), spans.rest, len(reading.place)), reading.rest
+            further = torch.stack([states.own(one) for one in goes_on], 1).index_select(0, here).split(size)
 
         def piece(hidden: Tensor, rows: Tensor, more: Tensor | None) -> Tensor:
             with torch.no_grad():
-                known = reading.known
-                if isinstance(known, Tensor):
-                    known, theirs = known.index_select(0, rows), reading.theirs.states.index_select(0, rows)
-                else:
-                    theirs = reading.theirs.logprobs(rows)
-            own = student.of(hidden)
+                theirs, known = reading.theirs(rows)
+            own = student(hidden)
             if more is not None:
                 own, theirs = own + more[:, :1], theirs + more[:, 1:]
             return measure(own, theirs, known)
 
         found = [source.new_zeros(0, dtype=torch.float32)]
-        chunks = here.split(size)
-        further: Sequence[Tensor | None] = [None] * len(chunks)
-        if rest is not None:
-            further = rest.index_select(0, here).split(size)
-        for at, rows, going_on in zip(chunks, read.split(size), further, strict=True):
-            given = (source.index_select(0, at), rows, going_on)
+        for at, rows, more in zip(chunks, read.split(size), further, strict=True):
+            given = (source.index_select(0, at), rows, more)
             found.append(checkpoint(piece, *given, use_reentrant=False) if torch.is_grad_enabled() else piece(*given))
         apart = torch.cat(found)
-        if reading.spans is not None:
-            apart = apart * to_device(states.own(reading.spans.scale)[begin], source.device)
+        if spans is not None:
+            apart = apart * to_device(states.own(spans.scale)[begin], source.device)
         return here, apart
 
 
@@ -343,19 +333,14 @@ def privileged(prompt: Prompt, key: str) -> Prompt:
     Raises:
         UserError: the record has no such text.
     """
-    found: object = prompt.info
-    for name in key.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, str) or not found:
+    text = value_at(prompt.info, key)
+    if not isinstance(text, str) or not text:
         raise UserError(
             f"{prompt.name} has no text under {key}, which a teacher is to read (prompt_key); add it to the record, "
             "and the key to data.extra_keys"
         )
-    if not prompt.messages:
-        return replace(prompt, text=found)
-    *before, last = prompt.messages
-    media = tuple(part for part in last.parts if part.kind != "text")
-    return replace(prompt, messages=(*before, replace(last, parts=(*media, Part("text", found)))))
+    media = tuple(part for part in prompt.turns[-1].parts if part.kind != "text")
+    return _ending(prompt, text, (*media, Part("text", text)))
 
 
 THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
@@ -371,24 +356,30 @@ def with_hindsight(prompt: Prompt, solution: str, feedback: str) -> Prompt | Non
     else:
         return None
     more += "\n\nNow answer the question rightly."
-    if not prompt.messages:
-        return replace(prompt, text=prompt.text + more)
-    *before, last = prompt.messages
-    said, end = last.parts[:-1], last.parts[-1]
-    parts = (*said, Part("text", end.text + more)) if end.kind == "text" else (*last.parts, Part("text", more))
-    return replace(prompt, messages=(*before, replace(last, parts=parts)))
+    *before, end = prompt.turns[-1].parts
+    parts = (*before, Part("text", end.text + more)) if end.kind == "text" else (*before, end, Part("text", more))
+    return _ending(prompt, prompt.text + more, parts)
 
 
-def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that no teacher is for, or that lack what a teacher reads.
+def _ending(prompt: Prompt, text: str, parts: tuple[Part, ...]) -> Prompt:
+    """A prompt of another text, whose last message has other parts."""
+    *before, last = prompt.turns
+    return replace(prompt, text=text, messages=(*before, replace(last, parts=parts)))
+
+
+def check_teachers(student: LanguageModelOptions, needs: LanguageNeeds, prompts: Sequence[Prompt]) -> None:
+    """Refuse teachers that read other tokens, and prompts that no teacher is for, or that lack what a teacher reads.
 
     Raises:
-        UserError: naming the first such prompt.
+        UserError: naming the teacher's option, or the first such prompt.
     """
-    for prompt in prompts:
-        own = [teacher for teacher in teachers if teacher.label in (None, prompt.label)]
+    for number, teacher in enumerate(needs.teachers):
+        if teacher.path is not None and not needs.aligned:
+            check_tokens(student, teacher, f"algorithm.teachers[{number}]")
+    for prompt in prompts if needs.teachers else ():
+        own = [teacher for teacher in needs.teachers if teacher.label in (None, prompt.label)]
         if not own:
-            known = ", ".join(sorted({str(teacher.label) for teacher in teachers}))
+            known = ", ".join(sorted({str(teacher.label) for teacher in needs.teachers}))
             raise UserError(
                 f"no teacher is for {prompt.name} with label {prompt.label!r}; algorithm.teachers have labels {known}. "
                 "Add a teacher with this label, or one without"
@@ -470,131 +461,3 @@ def _named(option: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(str(error).replace("model.", f"{option}.")) from error
-
-
-RETRIES, PATIENCE = 3, 120.0  # of a request, and seconds that one may take
-Answer = tuple[Tensor, Tensor]  # ids [T, K] and log-probs [T, K] of the tokens of a response
-
-
-class ServedTeacher:
-    """Asks a server about responses, several at once, and remembers what it was asked in this update."""
-
-    def __init__(self, teacher: TokenTeacher, option: str, student: LanguageModel) -> None:
-        assert teacher.url is not None, "a teacher with a path is loaded"
-        self.url, self.option, self.student = teacher.url.rstrip("/"), option, student
-        self._served_as, token = teacher.served_as, read_token(teacher.token_variable, f"{option}.token_variable")
-        self._server = Servers([self.url], token=token, largest=256 << 20)  # bytes of a reply
-        self._pool = ThreadPoolExecutor(16, thread_name_prefix="teacher")  # requests under way
-        self._asked: dict[tuple[Any, ...], Future[Answer]] = {}
-
-    @cached_property
-    def served_as(self) -> str:
-        """Name of the model on the server."""
-        if self._served_as is not None:
-            return self._served_as
-        try:
-            reply = request("GET", f"{self.url}/models", content=None, seconds=PATIENCE, token=self._server.token)
-            listed = parse_json(reply).get("data") or []
-        except (HttpError, ValueError) as error:
-            raise self._silent(error) from error
-        if not listed or not isinstance(listed[0].get("id"), str):
-            raise UserError(f"{self.option}.url is {self.url}, which lists no model; give {self.option}.served_as")
-        return str(listed[0]["id"])
-
-    def check(self) -> None:
-        """Refuse a server that does not answer, returns no log-probs of a prompt, or has another tokenizer.
-
-        Raises:
-            UserError: naming the option.
-        """
-        ids = self.student.response_ids("The quick brown fox jumps over 13 lazy dogs.")
-        for number, entry in zip(ids[1:], self._entries(ids, 1)[1:], strict=True):
-            theirs, ours = entry[str(number)].get("decoded_token"), self.student.decode([number])
-            if isinstance(theirs, str) and ours and "�" not in ours + theirs and theirs != ours:
-                raise UserError(
-                    f"{self.option}.url is {self.url}, whose {self.served_as} reads token {number} as {theirs!r}, but "
-                    f"model.path as {ours!r}: its tokenizer is another one. Serve a model with the student's tokenizer"
-                )
-
-    def forget(self) -> None:
-        """Another update begins: what was asked before isn't asked again."""
-        for future in self._asked.values():
-            future.cancel()
-        self._asked.clear()
-
-    def read(self, seen: Completion, top_k: int) -> Answer:
-        """What the server thinks of the tokens of responses, whose prompts are those that it reads: [R, K] both."""
-        answers = [future.result() for future in self.ask(seen, top_k)]
-        mask = [seen.mask[row, : int(seen.length[row])] for row in range(len(seen))]
-        ids = torch.cat([one[keep] for (one, _), keep in zip(answers, mask, strict=True)])
-        values = torch.cat([one[keep] for (_, one), keep in zip(answers, mask, strict=True)])
-        # what the student can't write counts with all the rest
-        return ids, values.masked_fill(torch.isin(ids, self.student.banned), LEAST)
-
-    def chosen(self, seen: Completion) -> Tensor:
-        """Log-prob of each token of the responses: [B, T]."""
-        found = torch.zeros(seen.mask.shape)
-        for row, future in enumerate(self.ask(seen, 0)):
-            _, values = future.result()
-            found[row, : len(values)] = values[:, 0]
-        return found
-
-    def ask(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
-        """Ask about responses in the background."""
-        found = []
-        for row, prompt in enumerate(seen.prompts.index.tolist()):
-            before = seen.prompts.table.ids[prompt].tolist()
-            response = seen.ids[row, : int(seen.length[row])].tolist()
-            key = (top_k, tuple(before), tuple(response))
-            if key not in self._asked:
-                self._asked[key] = self._pool.submit(self._answer, before, response, top_k)
-            found.append(self._asked[key])
-        return found
-
-    def _answer(self, before: Sequence[int], response: Sequence[int], top_k: int) -> Answer:
-        """The ``top_k`` likeliest tokens at each of a response's; with 0 the response's own."""
-        if not response:
-            return torch.zeros(0, max(top_k, 1), dtype=torch.long), torch.zeros(0, max(top_k, 1))
-        ids, values = [], []
-        entries = self._entries([*before, *response], max(top_k, 1))[len(before) :]
-        for number, entry in zip(response, entries, strict=True):
-            own = {int(token): float(known["logprob"]) for token, known in entry.items()}
-            kept = sorted(own, key=lambda token: -own[token])[:top_k] if top_k else [number]
-            if len(kept) < top_k or max(own) >= self.student.vocabulary:
-                raise UserError(
-                    f"{self.option}.url is {self.url}, which answers with {len(own)} log-probs of a token, ids up to "
-                    f"{max(own)}; {top_k} were asked for (vLLM: --max-logprobs), of {self.student.vocabulary} tokens"
-                )
-            ids.append(kept)
-            values.append([max(own[token], LEAST) for token in kept])
-        return torch.tensor(ids), torch.tensor(values)
-
-    def _entries(self, ids: Sequence[int], count: int) -> list[dict[str, Any]]:
-        """For each token of a text, log-probs of ``count`` likely ones and its own, by id; none for the first."""
-        asked = {
-            "model": self.served_as, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": count,
-        }  # fmt: skip
-        try:
-            answer = self._server.post_json(
-                asked, path="/completions", retries=RETRIES, patience=PATIENCE, deadline=(RETRIES + 2) * PATIENCE
-            )
-        except HttpError as error:
-            raise self._silent(error) from error
-        choices = answer.get("choices") or [{}]
-        found: Any = choices[0].get("prompt_logprobs") or answer.get("prompt_logprobs")
-        if (
-            not isinstance(found, list)
-            or len(found) != len(ids)
-            or any(
-                not isinstance(entry, dict) or str(token) not in entry
-                for token, entry in zip(ids[1:], found[1:], strict=True)
-            )
-        ):
-            raise UserError(
-                f"{self.option}.url is {self.url}, which returns no prompt_logprobs; serve the teacher with vLLM "
-                "(vllm serve MODEL), or give its directory as path"
-            )
-        return [one or {} for one in found]
-
-    def _silent(self, error: Exception) -> UserError:
-        return UserError(f"{self.option}.url is {self.url}, which does not answer: {error}; look after the server")

@@ -346,10 +346,6 @@ class Algorithm(ABC):
         own = vars(self)
         return "kl_coef" if own.get("kl_coef") else "kl.coef" if own.get("kl") else ""
 
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
-        yield from ()
-
     def make_memory(self) -> Memory:
         """What this algorithm remembers between updates, saved with checkpoints."""
         return Memory({"kl_gate": Notes()} if self.kl_gate is not None else {})

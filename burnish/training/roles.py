@@ -19,7 +19,7 @@ from burnish.training.exchange import kept_by_owners
 from burnish.training.experts import mesh_of_experts
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
-from burnish.training.sharding import Replicated, Shards, copy_full, mesh_of, shard
+from burnish.training.sharding import Replicated, Shards, copy_full, local_shard, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -226,6 +226,14 @@ class TrainedRoles:
             own = self._networks[name].named_parameters()
             return {key: value for key, value in own if value.requires_grad or name in self.never_stepped}
         return adapter_parameters(self._networks["policy"], name)
+
+    def move(self, name: str, share: float, source: str = "policy") -> None:
+        """Move the weights of a role towards another's, by a share of the way."""
+        with torch.no_grad():
+            target = self.parameters(source)
+            both = [(value, target[key]) for key, value in self.parameters(name).items() if key in target]
+            old, new = ([local_shard(pair[side]) for pair in both] for side in (0, 1))
+            torch._foreach_lerp_(old, new, share)
 
     def sampler_weights(self, *, full: bool) -> dict[str, Tensor]:
         """Weights for an engine in another process: those that training changes; ``full`` adds the frozen ones."""

@@ -104,7 +104,7 @@ def test_what_contradicts_itself_or_is_never_read_is_refused(half, name, options
 def alone(kind, name, options):
     """An algorithm as a run of its own, with what its options ask of a run."""
     made = lookup(kind, name)(**options)
-    vars(made).update({"online": True, "data": SimpleNamespace(scores=None)} | vars(made))
+    vars(made).update({"online": True, "data": SimpleNamespace(scores=None), "samples": 8, "longest": 9} | vars(made))
     return made
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.options import Rules
 from burnish.options.language import TokenTeacher
 from burnish.registry import options
 from burnish.rl.algorithm import Algorithm, RewardsRead
@@ -53,13 +52,6 @@ class LanguageNeeds:
     def to_sample(self) -> LanguageNeeds:
         """What of it sampling needs: no network but the policy."""
         return replace(self, reference=False, refreshed=False, critic=False, teachers=())
-
-
-def refuse(rules: Rules) -> None:
-    """Refuse options that contradict one another, by the first complaint whose condition holds."""
-    for wrong, complaint in rules:
-        if wrong:
-            raise ValueError(complaint)
 
 
 @options
@@ -114,14 +106,12 @@ def token_budget_batches(completion: Completion, budget: int, *, together: int =
         if batch and used + total > budget and total <= budget:
             yield batch
             batch, used = [], 0
-        counted = False  # whether this micro-batch holds the prompt already
+        before = lengths[prompt]  # tokens of the prompt that this micro-batch does not hold yet
         for row in rows:
-            needed = responses[row] + (0 if counted else lengths[prompt])
-            if batch and used + needed > budget:
+            if batch and used + before + responses[row] > budget:
                 yield batch
-                batch, used, needed = [], 0, responses[row] + lengths[prompt]
+                batch, used, before = [], 0, lengths[prompt]
             batch.append(row)
-            used += needed
-            counted = True
+            used, before = used + before + responses[row], 0
     if batch:
         yield batch

@@ -7,15 +7,14 @@ response to the same prompt that did well (SDPO).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.language.algorithms.base import LanguageNeeds, refuse
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.policy_gradient import Aggregation, TokenPolicyGradient, old_of
-from burnish.options import Count, NonNegative, Positive
+from burnish.options import Count, NonNegative, Positive, Rules
 from burnish.options.language import TokenTeacher
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.language.spans import Vocabularies
     from burnish.types.rollout import Loss, ScoredResponses
@@ -58,20 +58,23 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     reward_coef: NonNegative = 0.0
     """Weight of the advantages of rewards beside; 0 watches rewards and learns from teachers alone."""
 
-    @model_validator(mode="after")
-    def _options_of_distillation_are_read(self) -> Self:
-        """Without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip."""
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        # without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip
         idle = {  # what only rewards are for
             "advantage", "advantage_clip", "advantage_clip_low", "overlong", "reward_norm", "reward_clip",
-            "reward_clip_low", *(one.name for one in fields(self.parts["advantage"]) if one.name != "name"),
+            "reward_clip_low", *(one.name for one in fields(self.parts["advantage"])),
         }  # fmt: skip
         if self.over != "sampled":  # and what only an advantage is for
-            own = (one.name for one in fields(self.parts["surrogate"]) if one.name != "name")
-            idle |= {"surrogate", "high_entropy_fraction", *own}
+            idle |= {"surrogate", "high_entropy_fraction", *(one.name for one in fields(self.parts["surrogate"]))}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
-        initial = [teacher for teacher in self.teachers if teacher.is_policy and teacher.weights == "initial"]
-        rates = {teacher.update_rate for teacher in initial}
-        refuse([
+        rates = {one.update_rate for one in self.teachers if one.is_policy and one.weights == "initial"}
+        return [
+            *super().contradictions(run),
+            (
+                not self.teachers,
+                "teachers is empty, and nothing else is learned from; give one: "
+                "'algorithm.teachers=[{path: DIR}]' with a model that has the student's tokenizer",
+            ),
             (
                 self.over == "sampled" and self.divergence == "jsd",
                 "over is sampled, which estimates reverse and forward; divergence jsd needs full or top_k",
@@ -96,18 +99,9 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
                     f"{name} is {getattr(self, name)}, but reward_coef is 0: rewards are only watched; leave it "
                     "out, or set reward_coef",
                 )
-                for name in sorted(idle)
+                for name in sorted(idle - {"name"})
             ),
-        ])  # fmt: skip
-        return self
-
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        yield from super().complaints(samples, longest)
-        if not self.teachers:
-            yield (
-                "algorithm.teachers is empty, and nothing else is learned from; give one: "
-                "'algorithm.teachers=[{path: DIR}]' with a model that has the student's tokenizer"
-            )
+        ]  # fmt: skip
 
     def needs(self) -> LanguageNeeds:
         from dataclasses import replace
@@ -128,6 +122,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace
+        from functools import partial
 
         from burnish.rl.surrogates import sampled_advantage
 
@@ -136,12 +131,9 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         annotated = replace(super().compute_logprobs(scored, roles), asked=asked)
         if not sampled:
             return annotated
-        kind = self.divergence
-        assert kind != "jsd", "was refused"
-        worth = roles.teachers.worth(
-            asked, scored.trace, lambda student, teacher: sampled_advantage(student, teacher, kind)
-        )
-        return replace(annotated, taught=worth)
+        assert self.divergence != "jsd", "was refused"
+        measure = partial(sampled_advantage, kind=self.divergence)
+        return replace(annotated, taught=roles.teachers.worth(asked, scored.trace, measure))
 
     def _extended(self, batch: TokenBatch, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from dataclasses import replace
@@ -190,7 +182,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     def after_update(self, roles: LanguageRoles, update: int) -> Metrics:
         if self._update_rate:
-            roles.refresh_reference(self._update_rate)
+            roles.move("reference", self._update_rate)
         return super().after_update(roles, update)
 
 
@@ -211,12 +203,8 @@ class GOLD(Distill):
     """
 
     divergence: Divergence = "jsd"
+    over: Literal["full"] = "full"
     loss_agg_mode: Aggregation = "seq-mean-token-mean"
-
-    @model_validator(mode="after")
-    def _compares_distributions(self) -> Self:
-        refuse([(self.over != "full", f"over is {self.over}, but gold compares all tokens; leave it out")])
-        return self
 
     def needs(self) -> LanguageNeeds:
         from dataclasses import replace

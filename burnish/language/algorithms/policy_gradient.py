@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, token_budget_batches
-from burnish.options import Count, Finite, NonNegative, Positive
+from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
+from burnish.options import Count, Finite, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
 from burnish.rl.kl import TokenKl, gated_kl
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.logprobs import TokenScores
     from burnish.language.roles import LanguageRoles
     from burnish.rl.advantages import Rewards
@@ -81,57 +82,71 @@ class TokenPolicyGradient(PolicyGradient):
     loss_length: Annotated[Count | None, ReadIf("loss_agg_mode", "seq-mean-token-sum-norm")] = None
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
 
-    @model_validator(mode="after")
-    def _options_fit(self) -> Self:
-        clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
+    def contradictions(self, run: LanguageConfig) -> Rules:
         advantage, count = self.part("advantage"), self.high_entropy_count
-        bounds = ("reward_clip", "reward_clip_low")
-        scaled = [*(["reward_norm"] if self.reward_norm else []), *(n for n in bounds if getattr(self, n) is not None)]
-        shaped = [*scaled, *(["overlong"] if self.overlong else [])]
-        shaped += ["kl.route=reward"] if self.kl and self.kl.route == "reward" else []
-        scales, shapes = "".join(scaled[:1]), "".join(shaped[:1])
+        overlong, kl, low, high = self.overlong, self.kl, self.reward_clip_low, self.reward_clip
+        scaling = {
+            "reward_norm": self.reward_norm, "reward_clip": high is not None, "reward_clip_low": low is not None,
+        }  # fmt: skip
+        by_kl = kl is not None and kl.route == "reward"
+        shaping = scaling | {"overlong": overlong is not None, "kl.route=reward": by_kl}
+        scales, shapes = (", ".join(name for name, given in one.items() if given) for one in (scaling, shaping))
         what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
-        every = self.high_entropy_fraction == 1
-        unread = "is never read when high_entropy_fraction is 1; leave it out"
-        refuse([
-            (every and self.high_entropy_per != "batch", f"high_entropy_per {unread}"),
-            (every and count != "all", f"high_entropy_count {unread}"),
+        return [
+            (
+                low is not None and high is not None and low >= high,
+                f"reward_clip_low is {low} and reward_clip is {high}: nothing lies between; lower reward_clip_low",
+            ),
+            (
+                self.high_entropy_fraction == 1 and (self.high_entropy_per != "batch" or count != "all"),
+                "high_entropy_per and high_entropy_count are never read when high_entropy_fraction is 1; leave them "
+                "out",
+            ),
             (
                 count != "all" and "token-sum" in self.loss_agg_mode,
                 f"high_entropy_count is {count}, but loss_agg_mode {self.loss_agg_mode} divides by no number of "
                 "tokens; leave it out",
             ),
             (
-                advantage.turn_rewards and scaled,
-                f"turn_rewards is true, but {scales} changes the sum of the turns, not the turns; leave one of "
-                "them out",
+                advantage.turn_rewards and scales,
+                f"turn_rewards is true, but the sum of the turns, not the turns, is what {scales} changes; "
+                "leave one of them out",
             ),
             (
-                advantage.steps and scaled,
-                f"advantage is {advantage.name}, but {scales} changes the sum of the steps, not the steps; leave it "
-                "out",
+                advantage.steps and scales,
+                f"advantage is {advantage.name}, but the sum of the steps, not the steps, is what {scales} "
+                "changes; leave it out",
             ),
             (
-                advantage.advantage_aggregation != "sum" and shaped,
+                advantage.advantage_aggregation != "sum" and shapes,
                 f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
-                f"but {shapes} changes their sum; leave one of them out",
+                f"but their sum is what {shapes} changes; leave one of them out",
             ),
             (
                 advantage.critic != self.learns_values,
                 f"advantage is {advantage.name}, which {what}; choose another, or another algorithm",
             ),
             (
-                self.given_logprobs == "reference" and self.kl is not None and self.kl.refresh_every is not None,
+                self.given_logprobs == "reference" and kl is not None and kl.refresh_every is not None,
                 "given_logprobs is reference, but kl.refresh_every moves the reference away from the model before "
                 "training; leave one of them out",
             ),
             (
-                advantage.greedy and self.overlong is not None,
+                advantage.greedy and overlong is not None,
                 f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
                 "alone; leave overlong out",
             ),
-        ])  # fmt: skip
-        return self
+            (
+                overlong is not None and overlong.buffer >= run.longest,
+                f"algorithm.overlong.buffer is {overlong and overlong.buffer}, but rollout.max_new_tokens is "
+                f"{run.longest}: every response would be punished; make it smaller",
+            ),
+            (
+                kl is not None and kl.target is not None and run.samples >= 5 * kl.horizon,
+                f"algorithm.kl.horizon is {kl and kl.horizon} with {run.samples} responses per update: one step could "
+                f"make the coefficient negative; set it above {run.samples // 5}",
+            ),
+        ]  # fmt: skip
 
     def needs(self) -> LanguageNeeds:
         kl, advantage = self.kl, self.part("advantage")
@@ -142,19 +157,6 @@ class TokenPolicyGradient(PolicyGradient):
             turn_rewards=advantage.turn_rewards, step_rewards=advantage.steps,
             each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
         )  # fmt: skip
-
-    def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        overlong, kl = self.overlong, self.kl
-        if overlong is not None and overlong.buffer >= longest:
-            yield (
-                f"algorithm.overlong.buffer is {overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
-                "response would be punished; make it smaller"
-            )
-        if kl is not None and kl.target is not None and samples >= 5 * kl.horizon:
-            yield (
-                f"algorithm.kl.horizon is {kl.horizon:g} with {samples} responses per update: one step could "
-                f"make the coefficient negative; set it above {samples // 5}"
-            )
 
     def make_memory(self) -> Memory:
         from burnish.rl.advantages import RunningMoments
@@ -256,9 +258,8 @@ class TokenPolicyGradient(PolicyGradient):
         selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per)
         weight = selected.float()
         if self.high_entropy_count == "selected":
-            counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
-            if self.loss_agg_mode == "token-mean":
-                counted, chosen = counted.sum(), chosen.sum()
+            among = (0, 1) if self.loss_agg_mode == "token-mean" else (1,)
+            counted, chosen = (one.sum(among, keepdim=True) for one in (trained, selected))
             weight = weight * counted / chosen.clamp_min(1)
         return weight, {"actor/high_entropy_ratio": float(selected.sum() / trained.sum().clamp_min(1))}
 
@@ -320,7 +321,7 @@ class TokenPolicyGradient(PolicyGradient):
         every = self.kl.refresh_every if self.kl else None
         if every is None or update % every:
             return {}
-        roles.refresh_reference()
+        roles.move("reference", 1.0)
         return {"actor/reference_refreshed": 1.0}
 
 
@@ -416,10 +417,10 @@ def _scaled(
     scored, metrics = annotated.scored, {}
     reward, greedy = scored.scores.reward.float(), scored.greedy.float()
     if algorithm.overlong is not None:
-        length = scored.trace.mask.sum(1)
         penalty = overlong_penalty(
-            length, max_length=scored.limit, buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor
-        )
+            scored.trace.mask.sum(1), max_length=scored.limit,
+            buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor,
+        )  # fmt: skip
         reward = reward + penalty
         metrics["critic/overlong_penalty/mean"] = float(penalty.mean())
         metrics["critic/overlong_penalty/ratio"] = float((penalty < 0).float().mean())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.language.algorithms.base import LanguageNeeds, refuse
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import ReferenceAlgorithm
-from burnish.options import Finite, NonNegative, Positive
+from burnish.options import Finite, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics
 
@@ -17,21 +17,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import ResponseBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 
 @options
 class Paired(ReferenceAlgorithm):
-    """Base of losses on the margin by which the chosen response is ahead of the rejected one."""
+    """Base of losses on the margin by which the chosen response is ahead of the rejected one.
+
+    Likelihoods are compared per token and with no reference, where no option of a subclass says otherwise.
+    """
+
+    reference_free = True
 
     online: bool = True
     """Compare the best and the worst of the own responses to a prompt; false learns from the pairs in
     data.train_files."""
     min_margin: Annotated[NonNegative, ReadIf("online")] = 0.0
     """online: rewards of a pair must differ by more than this. Equal rewards never make a pair."""
-    reference_free: bool = False
-    """Compare with a reference that finds all responses equally likely, which saves its forward passes."""
     rpo_alpha: NonNegative = 0.0
     """Weight of the chosen response's negative log-likelihood per token, which keeps it from becoming less likely
     together with the rejected one (RPO)."""
@@ -98,8 +102,18 @@ class Paired(ReferenceAlgorithm):
         return Loss(loss.sum(), {name: (value.detach().sum(), len(value)) for name, value in values.items()})
 
 
+@options
+class Referenced(Paired):
+    """Base of those that compare with a reference."""
+
+    reference_free: bool = False
+    """Compare with a reference that finds all responses equally likely, which saves its forward passes."""
+    average_log_prob: bool = False
+    """Count the mean log-prob of a response's tokens instead of their sum, so that length counts for nothing."""
+
+
 @register("language algorithm", "dpo")
-class DPO(Paired):
+class DPO(Referenced):
     """Prefer one response to another, more than the reference does."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -112,7 +126,7 @@ class DPO(Paired):
 
 
 @register("language algorithm", "ipo")
-class IPO(Paired):
+class IPO(Referenced):
     """Prefer one response to another by 1 / (2 beta) more than the reference does, and no further."""
 
     average_log_prob: bool = True
@@ -124,24 +138,8 @@ class IPO(Paired):
         return preference_loss(won - lost, beta=self.beta, kind="ipo"), {}
 
 
-@options
-class WithoutReference(Paired):
-    """Base of those that compare likelihoods per token, and need no reference."""
-
-    reference_free: bool = True
-    """Always: likelihoods are compared with no reference."""
-    average_log_prob: bool = True
-    """Always: the likelihood is a mean over tokens, so that length counts for nothing."""
-
-    @model_validator(mode="after")
-    def _has_no_reference(self) -> Self:
-        if not (self.reference_free and self.average_log_prob):
-            raise ValueError(f"{self.name} is reference_free and has average_log_prob: leave both out, or take dpo")
-        return self
-
-
 @register("language algorithm", "simpo")
-class SimPO(WithoutReference):
+class SimPO(Paired):
     """Prefer one response to another by its likelihood per token, and by a margin at least; there is no reference."""
 
     beta: Positive = 2.0
@@ -156,7 +154,7 @@ class SimPO(WithoutReference):
 
 
 @register("language algorithm", "orpo")
-class ORPO(WithoutReference):
+class ORPO(Paired):
     """Imitate the chosen response, and prefer it to the rejected one by the ratio of their odds; there is no reference
     (Hong et al. 2024, arXiv:2403.07691)."""
 
@@ -172,7 +170,7 @@ class ORPO(WithoutReference):
 
 
 @register("language algorithm", "mpo")
-class MPO(Paired):
+class MPO(Referenced):
     """Prefer one response to another (DPO), tell each of them to be good or bad (BCO), and imitate the chosen one.
 
     L = preference_weight L_DPO + quality_weight L_BCO + rpo_alpha L_SFT, where the shift of BCO is the mean of all
@@ -186,9 +184,8 @@ class MPO(Paired):
     rpo_alpha: NonNegative = 1.0
     """Weight of the chosen response's negative log-likelihood per token."""
 
-    @model_validator(mode="after")
-    def _something_is_preferred(self) -> Self:
-        refuse([
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        return [
             (
                 self.preference_weight == self.quality_weight == 0,
                 "preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft",
@@ -198,8 +195,7 @@ class MPO(Paired):
                 "reference_free is true, but the quality loss judges by the log-ratio to the reference; leave it out, "
                 "or set quality_weight to 0",
             ),
-        ])  # fmt: skip
-        return self
+        ]
 
     def make_memory(self) -> Memory:
         from burnish.rl.advantages import RunningMoments
@@ -237,6 +233,8 @@ class KTO(ReferenceAlgorithm):
     online: bool = True
     """Learn from own responses, which their rewards make good or bad; false learns from the judged ones in
     data.train_files."""
+    average_log_prob: bool = False
+    """Count the mean log-prob of a response's tokens instead of their sum, so that length counts for nothing."""
     threshold: Annotated[Finite | None, ReadIf("online")] = None
     """online: from this reward on a response is good, below it is bad; null takes the mean of the responses to the
     prompt, and leaves out those that are at it."""

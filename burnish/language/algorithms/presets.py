@@ -28,13 +28,11 @@ GRPO stands in ``policy_gradient``; Clip-Cov, KL-Cov and PPO, which trains a val
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.language.algorithms.base import LanguageNeeds, TokenWeighting
 from burnish.language.algorithms.policy_gradient import GRPO, Aggregation, Share, TokenPolicyGradient
-from burnish.options import Finite, Positive, Whole
+from burnish.options import Finite, Positive, Rules, Whole
 from burnish.registry import options, register
 from burnish.rl.algorithm import Metrics
 
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss
 
@@ -223,11 +222,9 @@ class ClipCov(TokenPolicyGradient, advantage="group", surrogate="clip"):
     cov_high: Finite = 5.0
     """and below this."""
 
-    @model_validator(mode="after")
-    def _range_exists(self) -> Self:
-        if self.cov_low >= self.cov_high:
-            raise ValueError(f"cov_low is {self.cov_low:g} and cov_high is {self.cov_high:g}: nothing lies between")
-        return self
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        message = f"cov_low is {self.cov_low:g} and cov_high is {self.cov_high:g}: nothing lies between; lower cov_low"
+        return [*super().contradictions(run), (self.cov_low >= self.cov_high, message)]
 
     def _selected(self, annotated: AnnotatedTokens, trained: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
         import torch
@@ -238,13 +235,11 @@ class ClipCov(TokenPolicyGradient, advantage="group", surrogate="clip"):
         weight, metrics = super()._selected(annotated, trained, advantage)
         cov, scored = covariance(annotated.old, advantage, trained), annotated.scored
         candidates = trained & (cov > self.cov_low) & (cov < self.cov_high)
-        rows = candidates.any(1).nonzero().flatten()
         left_out = torch.zeros_like(trained)
-        if len(rows):
-            keys = [(scored.seed, "clip_cov", scored.update, int(scored.group[i]), int(scored.sample[i])) for i in rows]
-            draws = torch.full(trained.shape, torch.inf)
-            draws[rows] = random.uniform(trained.shape[1], keys)
-            draws = draws.masked_fill(~candidates, torch.inf)
+        if bool(candidates.any()):
+            rows = zip(scored.group.tolist(), scored.sample.tolist(), strict=True)
+            keys = [(scored.seed, "clip_cov", scored.update, group, sample) for group, sample in rows]
+            draws = random.uniform(trained.shape[1], keys).masked_fill(~candidates, torch.inf)
             count = min(max(1, int(self.cov_fraction * int(trained.sum()))), int(candidates.sum()))
             left_out.view(-1)[draws.flatten().topk(count, largest=False).indices] = True
         metrics["actor/cov_fraction"] = float(left_out.sum() / trained.sum().clamp_min(1))

@@ -7,18 +7,19 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses
-from burnish.options import NonNegative, Positive
+from burnish.options import NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.language.config import LanguageConfig
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineJudgements
 
@@ -32,11 +33,9 @@ class RewardTraining(RowsOfResponses):
     heads: list[Head] = Field(default_factory=lambda: ["reward"], min_length=1)
     """Names of the dimensions, each of which gets a scalar head. Records of several name them in their labels."""
 
-    @model_validator(mode="after")
-    def _heads_differ(self) -> Self:
-        if len(set(self.heads)) < len(self.heads):
-            raise ValueError(f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out")
-        return self
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        twice = f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out"
+        return [(len(set(self.heads)) < len(self.heads), twice)]
 
     def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
@@ -51,7 +50,7 @@ class RewardTraining(RowsOfResponses):
 
     @abstractmethod
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        """What validation reports of labels [B, S, H], the first being what counts; nan where there is none."""
+        """What validation reports of labels [B, S, H], the first being what counts; not read where there is none."""
 
     def loss(self, part: OfflineJudgements, roles: LanguageRoles) -> Loss:
         from burnish.types.batch import to_device
@@ -60,12 +59,8 @@ class RewardTraining(RowsOfResponses):
         values = part.at_labels(roles.judgements(part.answers.trace))
         known = to_device(~part.target.isnan(), values.device)
         loss, reported = self.losses(values, part)
-        reported = {"actor/reward_loss": loss} | reported
-        count = known.sum()
-        metrics: dict[str, Any] = {
-            name: (value.detach().masked_fill(~known, 0.0).sum(), count) for name, value in reported.items()
-        }
-        return Loss(loss.sum(), metrics)
+        count, each = known.sum(), ({"actor/reward_loss": loss} | reported).items()
+        return Loss(loss.sum(), {name: (one.detach().masked_fill(~known, 0.0).sum(), count) for name, one in each})
 
 
 @options
@@ -90,11 +85,9 @@ class BradleyTerry(AboutImages):
     center_coef: NonNegative = 0.0
     """Weight of the squared sum of the two scores, which keeps scores around 0."""
 
-    @model_validator(mode="after")
-    def _ties_are_read(self) -> Self:
-        if self.ties == "rao_kupper" and self.tie_strength <= 1:
-            raise ValueError(f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1")
-        return self
+    def contradictions(self, run: LanguageConfig) -> Rules:
+        weak = f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1"
+        return [*super().contradictions(run), (self.ties == "rao_kupper" and self.tie_strength <= 1, weak)]
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
@@ -122,12 +115,10 @@ class BradleyTerry(AboutImages):
         from burnish.language.losses import comparison
 
         first, second = values[::2], values[1::2]
-        nothing = part.target.isnan()
-        loss = comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength)
         return {
-            "accuracy": self._right(first - second, part.target).masked_fill(nothing, float("nan")),
+            "accuracy": self._right(first - second, part.target),
             "margin": (first - second) * part.target,
-            "nll": loss.masked_fill(nothing, float("nan")),
+            "nll": comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength),
         }
 
     def _right(self, ahead: Tensor, target: Tensor) -> Tensor:
@@ -166,8 +157,8 @@ class Regression(RewardTraining):
         }
 
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        error = (self._value(values) - part.target).abs()
-        return {"closeness": -error, "predicted": self._value(values) + 0 * part.target, "given": part.target}
+        value = self._value(values)
+        return {"closeness": -(value - part.target).abs(), "predicted": value, "given": part.target}
 
     def _value(self, values: Tensor) -> Tensor:
         return values.sigmoid() if self.squashed else values
@@ -200,8 +191,8 @@ class ProcessReward(Regression):
         )
 
     def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
-        value, target = self._value(values), part.target
+        reported = super().outcome(values, part)
         if not self.squashed:
-            return super().outcome(values, part)
-        right = ((value > 0.5) == (target > 0.5)).float()
-        return {"accuracy": right + 0 * target, "predicted": value + 0 * target, "given": target}
+            return reported
+        right = ((reported["predicted"] > 0.5) == (part.target > 0.5)).float()
+        return {"accuracy": right, "predicted": reported["predicted"], "given": part.target}

@@ -67,8 +67,7 @@ class ReferenceAlgorithm(ResponseAlgorithm):
 
     beta: Positive = 0.1
     """Strength of the pull to the reference."""
-    average_log_prob: bool = False
-    """Count the mean log-prob of a response's tokens instead of their sum, so that length counts for nothing."""
+    average_log_prob = True  # of a response's tokens, in place of their sum
 
     def response_logprob(self, logprob: Tensor, mask: Tensor) -> Tensor:
         """Log-probs of responses, [B], from those of their tokens [B, T]."""
