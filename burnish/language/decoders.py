@@ -16,14 +16,69 @@ from transformers import DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.decoding import IDLE, DecodingRows, Live
+from burnish.language.decoding import IDLE, DecodingRows, Ended, Live, Sampling, Turn
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
-from burnish.language.model.forwards import Conversation, Inputs, caching, outside_inference
+from burnish.language.model.forwards import Inputs, caching, conversations, outside_inference
 from burnish.language.model.universal import LanguageModel
-from burnish.types.completion import Features
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass
+
+
+def decode(
+    model: LanguageModel,
+    network: nn.Module,
+    prompts: Encoded,
+    index: Sequence[int],
+    keys: Sequence[int],
+    sampling: Sampling,
+    *,
+    batch_size: int = 256,
+    limits: Sequence[int] | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
+    on_ended: Ended | None = None,
+    turn: Turn | None = None,
+    fused: list[Any] | None = None,
+    partial: Sequence[PartialResponse] = (),
+) -> Completion:
+    """Sample one response per row.
+
+    A response depends on its prompt, its key and the weights, not on the rest of the batch: each token is chosen by a
+    uniform number that is a function of the key and the token's index.
+
+    Args:
+        model: that reads and writes them.
+        network: whose weights sample.
+        prompts: [P] prompts; each is prefilled once for all of its responses.
+        index: [B] prompt of each row; rows of one prompt should be adjacent.
+        keys: [B] 63-bit numbers (:func:`burnish.utils.random.key` of seed, purpose, update, prompt and sample).
+        sampling: temperature, filters and limits.
+        batch_size: rows that are decoded at once; changes speed and memory only.
+        limits: [B] largest length of each response, if not ``sampling.max_new_tokens``. One that stops there and goes
+            on later, as ``partial``, draws what it would have drawn.
+        check_cancelled: called before every token; it raises to stop.
+        on_ended: called with rows as soon as they end, each once, while the others go on.
+        turn: which conversations the rows are, so that one computes what was said since its last turn alone.
+        fused: what the first of several calls with the same weights keeps for the others.
+        partial: [B] what there is of the responses, which is read with their prompts; nothing if none are given.
+
+    Returns:
+        Responses in the order of the rows; the id that ended one is its last token.
+    """
+    with torch.inference_mode():
+        rows = DecodingRows(
+            model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
+            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused, partial=partial,
+        )  # fmt: skip
+        if rows.waiting:
+            known = model.capabilities
+            if known.fast and (not known.packed or model.packs(rows.prompts.features)):
+                FastDecoder(model, network, rows, batch_size).run(check_cancelled)
+            else:
+                decode_by_class(model, network, rows, batch_size, check_cancelled)
+    return rows.completion()
 
 
 class Replays:
@@ -167,14 +222,14 @@ class FastDecoder:
     def _prefill_by_class(self, batch: list[int]) -> None:
         """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
         forwards, known = self.model.forwards, self.model.capabilities
-        conversations = Conversation.prompts(self.prompts.select(batch))
-        for group in forwards.collation.groups(conversations, together=known.cache == "padded", mixes=known.mixes):
-            inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
+        prompts = self.prompts.select(batch)
+        for group in forwards.collation.groups(prompts, together=known.cache == "padded", mixes=known.mixes):
+            inputs = forwards.inputs(self.network, prompts.select(group), side="left")
             with outside_inference(), caching(self.network):
                 given = {"use_cache": True, "past_key_values": DynamicCache()}
                 out, states = forwards.call(self.network, inputs | given, logits="last")
             for place, number in enumerate(group):
-                own = slice(-len(conversations[number].ids), None)
+                own = slice(-prompts.lengths[number], None)
                 pairs = [(one.keys[place, :, own], one.values[place, :, own]) for one in out.past_key_values.layers]
                 cached = torch.stack([torch.stack(pair) for pair in pairs]).to(self.layers.compute)
                 self.prefilled[batch[number]] = states[place, -1].to(self.states.dtype), cached
@@ -213,7 +268,7 @@ class Cached:
 
     logits: Tensor  # [B, V] of the last token of each row
 
-    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
+    def __init__(self, model: LanguageModel, network: Any, prompts: Encoded) -> None:
         """Run prompts."""
         self.forwards, self.network = model.forwards, network
         inputs = self.forwards.inputs(network, prompts, side="left")
@@ -226,7 +281,7 @@ class Cached:
         kept = {"attention_mask", "position_ids", "use_cache", *ALL_CACHE_NAMES}
         joins = self.forwards.collation
         aligned = {name for name in joins.rows | joins.per_token if name in inputs}
-        kinds = {name for prompt in prompts for name in prompt.features.kinds}
+        kinds = {name for features in prompts.features for name in features.kinds}
         self.arguments = {name: value for name, value in self.arguments.items() if name in kept | aligned | kinds}
 
     def select(self, rows: Tensor) -> None:
@@ -254,28 +309,29 @@ class Cached:
 class Uncached:
     """Rows of which every token is computed with all that stand before it; in the place of ``Cached``."""
 
-    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
-        self._model, self._network, self._rows = model, network, list(prompts)
+    def __init__(self, model: LanguageModel, network: Any, prompts: Encoded) -> None:
+        self._model, self._network = model, network
+        self._prompts = Gathered(table=prompts, index=torch.arange(len(prompts)))
+        self._written = torch.zeros(len(prompts), 0, dtype=torch.long)  # [B, T]
         self.logits = self._last()
 
     def select(self, rows: Tensor) -> None:
-        self._rows = [self._rows[row] for row in rows.tolist()]
+        self._prompts, self._written = self._prompts.select(rows.cpu()), self._written[rows.cpu()]
         self.logits = self.logits.index_select(0, rows)
 
     def step(self, tokens: Tensor) -> None:
-        fill = self._model.capabilities.fill
-        self._rows = [row.followed_by(own, fill) for row, own in zip(self._rows, tokens.cpu(), strict=True)]
+        self._written = torch.cat([self._written, tokens.cpu()], 1)
         self.logits = self._last()
 
     def _last(self) -> Tensor:
-        found, forwards, known = dict[int, Tensor](), self._model.forwards, self._model.capabilities
-        for group in forwards.collation.groups(self._rows, together=known.padded, mixes=known.mixes):
-            rows = [self._rows[row] for row in group]
-            inputs = forwards.inputs(self._network, rows) | {"use_cache": False}
-            out, _ = forwards.call(self._network, inputs, logits="all")
-            for place, (number, row) in enumerate(zip(group, rows, strict=True)):
-                found[number] = out.logits[place, len(row.ids) - 1].float()
-        return torch.stack([found[row] for row in range(len(self._rows))])
+        found, model, known = dict[int, Tensor](), self._model, self._model.capabilities
+        length = torch.full((len(self._written),), self._written.shape[1])
+        rows = conversations(Completion.of_text(self._prompts, self._written, length, axes=model.axes), known.fill)
+        for group in model.forwards.collation.groups(rows, together=known.padded, mixes=known.mixes):
+            inputs = model.forwards.inputs(self._network, rows.select(group)) | {"use_cache": False}
+            out, _ = model.forwards.call(self._network, inputs, logits="all")
+            found |= {row: out.logits[place, rows.lengths[row] - 1].float() for place, row in enumerate(group)}
+        return torch.stack([found[row] for row in range(len(rows))])
 
 
 def further(network: Any, out: Any, arguments: Inputs) -> Inputs:
@@ -288,18 +344,18 @@ def decode_by_class(
     model: LanguageModel, network: Any, rows: DecodingRows, batch_size: int, check_cancelled: Callable[[], None]
 ) -> None:
     """Decode rows by the forward of their class, batch by batch; those that have ended are dropped from it."""
-    prompts, index, known = Conversation.prompts(rows.prompts), rows.index, model.capabilities
+    prompts, index, known = rows.prompts, rows.index, model.capabilities
     with caching(network):
         for start in range(0, len(rows.waiting), batch_size):
             some = rows.waiting[start : start + batch_size]
             needed = list(dict.fromkeys(index[row] for row in some))
-            alike = [prompts[prompt] for prompt in needed]
+            alike = prompts.select(needed)
             for group in model.forwards.collation.groups(alike, together=known.cache != "alone", mixes=known.mixes):
                 place = {needed[number]: n for n, number in enumerate(group)}
                 batch = [row for row in some if index[row] in place]
                 kind = Uncached if known.cache == "none" else Cached
                 with outside_inference():
-                    cached = kind(model, network, [alike[number] for number in group])
+                    cached = kind(model, network, alike.select(group))
                     cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
                 _decode(cached, rows, batch, check_cancelled)
 

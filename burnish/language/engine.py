@@ -19,7 +19,8 @@ from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.language.batches import response_stats
 from burnish.language.config import LanguageConfig
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel

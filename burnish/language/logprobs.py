@@ -103,7 +103,7 @@ def packed_states(
     layout: Layout | Literal["auto"],
     context: Ranks,
 ) -> ResponseStates:
-    """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
+    """States of a micro-batch, in one forward pass of the decoder; see ``response_states``."""
     used, owner = completion.prompts.index.unique(return_inverse=True)
     prompts, responses = completion.prompts.table.select(used), completion.length.tolist()
     chosen: Layout = "shared"  # without a response it contains the prompts, so that there is a graph
@@ -286,16 +286,22 @@ def response_states(
 ) -> ResponseStates:
     """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
+    A model that can't run a layout takes the nearest that it can.
+
     Args:
         model: that reads and writes them.
         network: the policy, the reference, or any other network of its class.
         completion: [B] responses.
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.
-        context: ranks that run the same micro-batch together, each a chunk of its tokens.
+        context: ranks that run the same micro-batch together: each a chunk of a packed sequence, or all of another.
     """
     rows = unfolded(completion)
-    states = model.response_states(network, rows, layout=layout, context=context)
+    if layout != "padded" and model.packs(rows.prompts.rows().features + rows.features):
+        states = packed_states(model, network, rows, layout=layout, context=context)
+    else:
+        alone = model.forwards.responses(network, rows, model.capabilities, single=model.single_forward)
+        states = alone.shared_out(context)
     return states if rows is completion else replace(states, mask=to_device(completion.mask, states.hidden.device))
 
 

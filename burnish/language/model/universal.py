@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
 from burnish.language.model.chat import ChatTokenizer, joined
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from burnish.language.decoding import DecodingRows
-    from burnish.language.logprobs import Head, Layout, ResponseStates
+    from burnish.language.logprobs import Head
     from burnish.language.model.base import Audio, Chat, Tools
     from burnish.language.model.forwards import Collation, Inputs
-    from burnish.training.ranks import Ranks
-    from burnish.types.completion import Completion, Encoded, Features
+    from burnish.types.completion import Encoded, Features
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class LanguageModel:
         self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
         # the limit of a prompt with its response, and what that is called in its configuration
         self.max_positions, self.position_limit = positions_within(text)
-        self._single_forward = False
+        self.single_forward = False
         self._nested = True  # whether images are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         pad = tokenizer.pad_token_id
@@ -397,7 +395,7 @@ class LanguageModel:
 
         return max((module for module in self.text(network).modules() if isinstance(module, ModuleList)), key=len)
 
-    def require_single_forward(self) -> None:
+    def requiresingle_forward(self) -> None:
         """Run every micro-batch in one forward pass from now on: ranks that share weights run their layers together.
 
         Raises:
@@ -409,7 +407,7 @@ class LanguageModel:
                 f"{type(self.network).__name__} can't have all prompts of a micro-batch in one forward, which sharded "
                 "weights and router losses need; train it in one process, without model.router_aux_loss_coef"
             )
-        self._single_forward = True
+        self.single_forward = True
 
     def require_split(self) -> None:
         """Refuse a model whose sequences ranks can't split, and tell which prompts they don't.
@@ -426,43 +424,15 @@ class LanguageModel:
         if known.unpacked:
             log.warning("%s: ranks don't split prompts with %s", name, ", ".join(sorted(known.unpacked)))
 
-    def response_states(
-        self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"], context: Ranks
-    ) -> ResponseStates:
-        """The states that the policy's tokens were chosen from, with gradients.
-
-        Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
-        can't run one takes the nearest that it can. The ranks of a ``context`` split a packed sequence; of any other
-        each runs all.
-        """
-        if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
-            from burnish.language.logprobs import packed_states
-
-            return packed_states(self, network, completion, layout=layout, context=context)
-        states = self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
-        return states.shared_out(context)
-
-    def _packs(self, features: Sequence[Features]) -> bool:
+    def packs(self, features: Sequence[Features]) -> bool:
         """Whether prompts with these media are packed."""
         known = self.capabilities
         return known.packed and not any(known.unpacked & one.tensors.keys() for one in features)
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
+        """Whether decoding can go on from what it has computed of a conversation (``decode``'s ``turn``)."""
         return self.capabilities.fast and self.capabilities.packed
-
-    def decode_rows(
-        self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
-    ) -> None:
-        """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
-        from burnish.language.decoders import FastDecoder, decode_by_class
-
-        known = self.capabilities
-        if known.fast and (not known.packed or self._packs(rows.prompts.features)):
-            FastDecoder(self, network, rows, batch_size).run(check_cancelled)
-        else:
-            decode_by_class(self, network, rows, batch_size, check_cancelled)
 
     def head(self, network: Any) -> Head:
         """The language head."""

@@ -18,6 +18,7 @@ from burnish.language.decoding import Ended, Sampling, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
+from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
 from burnish.language.vllm.process import (
     SharedWeights,
@@ -31,7 +32,7 @@ from burnish.language.vllm.process import (
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.allocator import give_back_cached
@@ -233,7 +234,7 @@ class VllmEngine(ResponseEngine):
 
     def _score(self, completion: Completion) -> Tensor:
         """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
-        message = {"do": "score", "prompts": packed(with_responses(completion)), "temperature": 1.0}
+        message = {"do": "score", "prompts": packed(conversations(completion, {})), "temperature": 1.0}
         responses = self._rows(f"log-probs of {len(completion)} responses", message, len(completion))
         scores = torch.zeros(completion.ids.shape)
         for row, (length, response) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
@@ -331,17 +332,6 @@ def packed(prompts: Encoded) -> list[dict[str, Any]]:
 def _array(tensor: Tensor) -> np.ndarray:
     """NumPy has no bfloat16, in which pixels may be kept."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def with_responses(completion: Completion) -> Encoded:
-    """Prompts and their responses as texts of their own [B], to be scored from the first token on."""
-    parts = completion.prompts.rows()
-    ids, positions, features = [], [], []
-    for row, length in enumerate(completion.length.tolist()):
-        ids.append(torch.cat([parts.ids[row], completion.ids[row, :length]]))
-        positions.append(torch.cat([parts.positions[row], completion.positions[row, :, :length]], 1))
-        features.append(Features.joined([parts.features[row], completion.features[row]]))
-    return Encoded(ids=ids, positions=positions, features=features)
 
 
 def unpacked(rows: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
