@@ -154,7 +154,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     plan: Plan | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **ignored: Any,
@@ -172,17 +171,17 @@ def attend(
     if query.is_cuda and torch.is_autocast_enabled(kind):  # whose list doesn't have the kernel
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    run = partial(_in_full, plan=plan, window=window, scaling=scaling, dropout=dropout)
+    run = partial(_in_full, plan=plan, window=window, scaling=scaling)
     return plan.split.attend(run, q, k, v), None
 
 
 def _in_full(
-    query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None
 ) -> Tensor:
     """Attention of all tokens: queries [1, N, H, D], keys and values [1, N, K, D] to [1, N, H, D]."""
     q, k, v = query[0], key[0], value[0]
     known = q.dtype in HALF and q.shape[-1] <= WIDEST and q.shape[-1] % 8 == 0
-    if q.is_cuda and known and not dropout and has_kernel(q.device):
+    if q.is_cuda and known and has_kernel(q.device):
         return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None]
     parts, order = plan.padded(window)
     outputs = []
@@ -193,7 +192,7 @@ def _in_full(
             keys, values = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (keys, values))
         out = F.scaled_dot_product_attention(
             queries, keys, values,
-            attn_mask=part.mask, dropout_p=dropout, is_causal=plan.causal and part.mask is None, scale=scaling,
+            attn_mask=part.mask, is_causal=plan.causal and part.mask is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))

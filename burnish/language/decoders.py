@@ -244,7 +244,6 @@ class FastDecoder:
         features = [own for _, own in begun if own.size]
         decoder = self.model.text(self.network)
         embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
-        seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
         before = Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
         starts = accumulate(chosen.lengths, initial=0)
@@ -253,7 +252,7 @@ class FastDecoder:
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
         last = torch.tensor(rest, device=self.device).cumsum(0) - 1
-        x, cached = self.layers.prefill(embedded.tokens, positions, plan, seen[0], deep, last, before)
+        x, cached = self.layers.prefill(embedded.tokens, positions, plan, embedded.slots, embedded.deep, last, before)
         for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
             own = slice(segment.start, segment.start + segment.length)
             self.prefilled[prompt] = x[number], cached[..., own, :]

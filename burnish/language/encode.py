@@ -55,13 +55,9 @@ class Encoder:
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
-        unique = {prompt.uid: prompt for prompt in prompts}
-        if self.readers is not None:
-            unread = self.unread(prompts)
-            self.readers.read(unread if len(unread) > 1 else ())  # one is read here in the time that its way would take
-        table = Encoded.cat([self._encoded.get(uid, partial(self._encode, one)) for uid, one in unique.items()])
-        row = {uid: i for i, uid in enumerate(unique)}
-        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+        if self.readers is not None and len(unread := self.unread(prompts)) > 1:
+            self.readers.read(unread)  # one is read here in the time that its way would take
+        return by_reference(prompts, lambda prompt: self._encoded.get(prompt.uid, partial(self._encode, prompt)))
 
     def unread(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Those prompts, each once, whose media are to be read for the next encoding."""
@@ -74,11 +70,8 @@ class Encoder:
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
-        except (
-            OSError,
-            ImportError,
-            ValueError,
-        ) as error:  # of decoders and processors, where a file broke in the course of a run
+        # of decoders and processors, where a file broke in the course of a run
+        except (OSError, ImportError, ValueError) as error:
             if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
                 raise
             told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
@@ -96,6 +89,14 @@ class Encoder:
                 "and data.overlong=filter"
             )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
+
+
+def by_reference(prompts: Sequence[Prompt], encode: Callable[[Prompt], Encoded]) -> Gathered[Encoded]:
+    """A row for each prompt, in a table of the distinct ones."""
+    unique = {prompt.uid: prompt for prompt in prompts}
+    row = {uid: i for i, uid in enumerate(unique)}
+    table = Encoded.cat([encode(prompt) for prompt in unique.values()])
+    return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
 
 def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
@@ -143,7 +144,7 @@ class Readers:
         self.config, self.tools = config, list(tools)
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
-        self._calls: list[list[str]] = []  # what the last calls of ``ahead`` asked for
+        self._largest = 1  # batch of ``ahead``
         self._own, self._servers = threading.local(), list[Server]()
         self._closed = False
 
@@ -154,12 +155,11 @@ class Readers:
                 self.found[prompt.uid] = self._pool.submit(self._encoded, prompt)
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
-        """The same for the next batch; what nobody took of the one before the last is dropped."""
+        """The same for the next batch, beside the one that is to be used now; what nobody took before is dropped."""
         self.read(prompts)
-        self._calls.append([prompt.uid for prompt in prompts])
-        for uid in self._calls.pop(0) if len(self._calls) > 2 else ():
-            if not any(uid in call for call in self._calls) and (future := self.found.pop(uid, None)):
-                future.cancel()
+        self._largest = max(self._largest, len(prompts))
+        for uid in list(self.found)[: -2 * self._largest]:
+            self.found.pop(uid).cancel()
 
     def close(self) -> None:
         """End the processes."""
@@ -247,14 +247,13 @@ class SharedPrompts:
         Raises:
             UserError: one of them can't be read, on whichever rank.
         """
-        unique = {prompt.uid: prompt for prompt in prompts}
-        outlines = self._outlines({uid: prompt for uid, prompt in unique.items() if prompt.media})
-        table = Encoded.cat([
-            self._lazily(prompt, *outlines[uid]) if uid in outlines else self.encode([prompt]).rows()
-            for uid, prompt in unique.items()
-        ])  # fmt: skip
-        row = {uid: i for i, uid in enumerate(unique)}
-        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+        outlines = self._outlines({prompt.uid: prompt for prompt in prompts if prompt.media})
+
+        def encoded(prompt: Prompt) -> Encoded:
+            outline = outlines.get(prompt.uid)
+            return self.encode([prompt]).rows() if outline is None else self._lazily(prompt, *outline)
+
+        return by_reference(prompts, encoded)
 
     def _outlines(self, prompts: dict[str, Prompt]) -> dict[str, Outline]:
         known = {uid: found for uid in prompts if (found := self._known.find(uid)) is not None}

@@ -37,7 +37,7 @@ class ChatTokenizer:
         self.path, self.tokenizer = path, tokenizer
         self.placeholders, self.reads_parts = placeholders, reads_parts
         tokenizer.chat_template = read_template(path, tokenizer, vision=vision)
-        self._seen: dict[Any, str] = {}  # what the template leaves out of conversations of a shape
+        self._lost: dict[Any, str] = {}  # what the template leaves out of conversations of a shape
         self._refused: dict[Any, str] = {}  # why it refuses them
 
     def render(
@@ -64,8 +64,6 @@ class ChatTokenizer:
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
         """Why messages can't be asked, found once for messages of a shape; "" if they can."""
-        if lost := self.left_out(messages):
-            return lost
         if tools and not re.search(r"(?<![\w.])tools(?!\w)", self._template):
             return f"the chat template of {self.path} has no place for tools; tell of them in the messages"
         shape = (*shape_of(messages), bool(tools))
@@ -75,14 +73,14 @@ class ChatTokenizer:
                 self._refused[shape] = ""
             except UserError as error:
                 self._refused[shape] = str(error)
-        return self._refused[shape]
+        return self._refused[shape] or self.left_out(messages)
 
     def left_out(self, messages: Chat) -> str:
         """What the template leaves out of messages, and the way out; "" if it writes all of them."""
         shape = shape_of(messages)
-        if shape not in self._seen:
-            self._seen[shape] = left_out(self, messages)
-        lost = self._seen[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
+        if shape not in self._lost:
+            self._lost[shape] = left_out(self, messages)
+        lost = self._lost[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
         return lost and (
             f"the chat template of {self.path} leaves out {lost}; write it in another way (developer as system, "
             "several messages as one, keys in the content, results of tools with environment.role=user), or give "
@@ -192,26 +190,11 @@ class ChatTokenizer:
         content = message["content"]
         if isinstance(content, str) or not self.reads_parts:
             content = [{"type": "text", "text": plain(content)}]
-        if message["role"] == "tool" and not self._formats_results:
+        if message["role"] == "tool" and not re.search(r"""['"]tool['"]""", self._template):  # it has no form for them
             content = _as_result(content)
         parts = [part | {"text": self._cut(part["text"], mark)} if part["type"] == "text" else part for part in content]
         # some templates read the first part without checking that there is one
         return (parts or [{"type": "text", "text": ""}]) if self.reads_parts else plain(parts)
-
-    @cached_property
-    def _formats_results(self) -> bool:
-        """Whether the template itself formats the results of tools: its text then depends on the message's role."""
-        if self.tokenizer.chat_template is None:
-            return False
-        unknown = "role-that-nobody-has"
-        content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
-        chat = [{"role": role, "content": content} for role in ("user", "assistant", "tool")]
-        text = apply_template(self.path, self.tokenizer, chat, prompt=True)
-        try:
-            other = apply_template(self.path, self.tokenizer, [*chat[:-1], chat[-1] | {"role": unknown}], prompt=True)
-        except UserError:
-            return True
-        return other.lower().replace(unknown, "tool") != text.lower()
 
     @cached_property
     def _gap(self) -> str:

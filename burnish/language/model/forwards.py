@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend
@@ -76,22 +76,16 @@ class Collation:
 
     def padded(self, rows: Encoded, pad: int, *, side: Literal["left", "right"]) -> Inputs:
         """Arguments of a forward, without positions."""
-        longest = max(rows.lengths)
-
-        def row(tokens: Tensor, value: int) -> Tensor:
-            missing = longest - len(tokens)
-            return F.pad(tokens, (missing, 0) if side == "left" else (0, missing), value=value)
-
+        join = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
         inputs: Inputs = {
-            "input_ids": torch.stack([row(ids, pad) for ids in rows.ids]),
-            "attention_mask": torch.stack([row(torch.ones_like(ids), 0) for ids in rows.ids]),
+            "input_ids": join(rows.ids, padding_value=pad),
+            "attention_mask": join([torch.ones_like(ids) for ids in rows.ids]),
         }
         for name in dict.fromkeys(name for one in rows.features for name in one.kinds):
             known = zip(rows.ids, rows.features, strict=True)
-            kinds = [one.kinds.get(name, torch.zeros_like(ids)) for ids, one in known]
-            inputs[name] = torch.stack([row(kind, 0) for kind in kinds])
+            inputs[name] = join([one.kinds.get(name, torch.zeros_like(ids)) for ids, one in known])
         return inputs | {
-            name: self._as_long(value, longest) if name in self.per_token else value
+            name: self._as_long(value, max(rows.lengths)) if name in self.per_token else value
             for name, value in self.media(rows.features).items()
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, i
 from burnish.language.model.reward_head import HEAD
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.models.loading import quietly
-from burnish.models.lora import adapter_state
+from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ class LanguageModel:
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
         self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features()))
+        self.attention = "auto"  # or the implementation that was chosen
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -120,6 +120,21 @@ class LanguageModel:
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
         refuse_non_finite(self.network, self.path, agreed)
+
+    def choose_attention(self, name: str) -> None:
+        """Attend by one of transformers' implementations, which ``try_out`` compares with PyTorch's own.
+
+        Raises:
+            UserError: it is not installed, or this model or device doesn't support it.
+        """
+        refused = f"model.attention is {name}, which can't train here"
+        try:
+            self.network.set_attn_implementation(name)
+        except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+            raise UserError(f"{refused}: {first_line(error)}; leave it out") from error
+        if (own := self.text(self.network).config._attn_implementation) != name:
+            raise UserError(f"{refused}: {type(self.network).__name__} attends by {own} alone; leave it out")
+        self.attention = name
 
     def try_out(self) -> None:
         """Find out how the network can be run."""
@@ -463,13 +478,7 @@ class LanguageModel:
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as peft's ``from_pretrained`` reads it."""
-        from safetensors.torch import save_file
-
-        weights, metadata = adapter_state(self.network, adapter)
-        folder.mkdir(parents=True, exist_ok=True)
-        named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
-        save_file(named, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
+        save_for_peft(self.network, folder, adapter)
 
 
 def _lengthened(audio: Audio) -> Audio:
