@@ -398,7 +398,7 @@ class LanguageAssembly(Assembly):
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
-        encode = Encoder(self._reader, self._tools, bounded=False, cached=0)
+        encode = Encoder(self._reader, self._tools, cached=0)
         return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property

@@ -38,18 +38,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIB
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(
-        self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True, cached: int = CACHED
-    ) -> None:
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, cached: int = CACHED) -> None:
         """Make one for a model.
 
         Args:
             model: whose processor reads them.
             tools: JSON schemas of functions that the prompts tell of.
-            bounded: refuse prompts that leave the model no position for a response.
             cached: bytes of prompts that are kept, at most.
         """
-        self.model, self.tools, self.bounded = model, tools, bounded
+        self.model, self.tools = model, tools
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
         self._encoded: LruCache[Encoded] = LruCache(cached, bytes_of)
 
@@ -81,12 +78,6 @@ class Encoder:
             raise UserError(
                 f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
                 "another model's; fetch the model again"
-            )
-        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
-            raise UserError(
-                f"{prompt.name} has {encoded.lengths[0]} tokens with what it shows and plays, but the model has only "
-                f"{self.model.max_positions} ({self.model.position_limit}); shorten it, or set data.max_prompt_length "
-                "and data.overlong=filter"
             )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
 

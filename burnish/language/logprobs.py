@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import token_budget_batches
@@ -151,49 +150,35 @@ def unfolded(completion: Completion) -> Completion:
     if not bool(begins.any()):
         return completion
     prompts = completion.prompts
-    table, index, rows, spans = [prompts.table], [], [], []
+    table, index, parts = [prompts.table], [], []
     for row, length in enumerate(completion.length.tolist()):
+        whole, opening = completion.select([row]), int(prompts.index[row])
         starts = [0, *begins[row].nonzero().flatten().tolist()]
-        prompt = opening = int(prompts.index[row])
-        for number, (start, end) in enumerate(zip(starts, [*starts[1:], length], strict=True)):
-            first = start
-            if number:
+        for start, end in pairwise([*starts, length]):
+            first, prompt, features = start, opening, _without_places(completion.features[row], end)
+            if start:
                 first += int(completion.mask[row, start:end].int().argmax())  # what the policy says to it
                 table.append(_prompt(completion, row, start, first, prompts.table.features[opening]))
-                prompt = sum(len(one) for one in table) - 1
+                prompt, features = len(prompts.table) + len(table) - 2, Features()
             index.append(prompt)
-            rows.append(row)
-            spans.append((first, end))
-    width = max(end - first for first, end in spans)
-
-    def cut(values: Tensor) -> Tensor:
-        parts = [values[row, ..., first:end] for row, (first, end) in zip(rows, spans, strict=True)]
-        return torch.stack([F.pad(part, (0, width - part.shape[-1])) for part in parts])
-
-    names = ("ids", "mask", "logprob", "positions")
-    return replace(
-        completion,
-        **{name: cut(getattr(completion, name)) for name in names},
-        prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)),
-        length=torch.tensor([end - first for first, end in spans]),
-        finished=completion.finished[rows],
-        features=[_without_places(completion.features[row], end) if not first else Features()
-                  for row, (first, end) in zip(rows, spans, strict=True)],
-    )  # fmt: skip
+            cut: Any = {name: getattr(whole, name)[..., first:end] for name in ("ids", "mask", "logprob", "positions")}
+            parts.append(replace(whole, **cut, length=torch.tensor([end - first]), features=[features]))
+    return replace(Completion.cat(parts), prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)))
 
 
 def _prompt(completion: Completion, row: int, start: int, end: int, opening: Features) -> Encoded:
     """The conversation that begins at a token; where it has no media of its own, it shows those of the opening."""
     own, before = completion.features[row], f"{start}/"
-    named = {name: name.removeprefix(before) for name in own.tensors if name.startswith(before)}
-    kinds = {short: own.tensors[name] for name, short in named.items() if short in opening.kinds}
-    tensors = {short: own.tensors[name] for name, short in named.items() if short not in kinds}
+    named = {name.removeprefix(before): value for name, value in own.tensors.items() if name.startswith(before)}
+    kinds = {name: value for name, value in named.items() if name in opening.kinds}
+    tensors = {name: value for name, value in named.items() if name not in kinds}
     axes = {name.removeprefix(before): axis for name, axis in own.axes.items() if name.startswith(before)}
-    media = Features(tensors, axes, kinds) if tensors else Features(opening.tensors, opening.axes, kinds)
+    media = Features(tensors, axes) if tensors else opening
     if NO_MEDIA.keys() <= tensors.keys():
-        media = Features(kinds=kinds)
+        media = Features()
+    features = Features(media.tensors, media.axes, kinds)
     return Encoded(
-        ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[media]
+        ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[features]
     )
 
 

@@ -224,7 +224,7 @@ def short_records(
     model, lengths = reader(), dict[str, int]()
     if limit is not None:
         prompts = list({prompt.uid: prompt for prompt in prompts_of(records)}.values())
-        each = prompt_lengths(Encoder(model, tools, bounded=False, cached=0), prompts, ranks)
+        each = prompt_lengths(Encoder(model, tools, cached=0), prompts, ranks)
         lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
     problems = [next(_complaints(record, lengths, model, config, tools), "") for record in records]
     kept = [record for record, problem in zip(records, problems, strict=True) if not problem]

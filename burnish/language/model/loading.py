@@ -163,8 +163,7 @@ def positions_of(options: CommonModelOptions) -> Positions | None:
     from burnish.language.model.universal import positions_within
 
     text = _text_config(options)
-    with understood(f"model.path is {options.path}, whose config.json can't be read"):
-        return None if text is None else positions_within(text)
+    return None if text is None else positions_within(text)
 
 
 def _text_config(options: CommonModelOptions) -> Any:

@@ -410,7 +410,7 @@ class LanguageModel:
 
         return max((module for module in self.text(network).modules() if isinstance(module, ModuleList)), key=len)
 
-    def requiresingle_forward(self) -> None:
+    def require_single_forward(self) -> None:
         """Run every micro-batch in one forward pass from now on: ranks that share weights run their layers together.
 
         Raises:

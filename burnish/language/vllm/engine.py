@@ -229,8 +229,14 @@ class VllmEngine(ResponseEngine):
             "rows": list(zip(prompts.index.tolist(), keys, limits, strict=True)),
         }  # fmt: skip
         responses = self._rows(f"{len(keys)} responses", message, len(keys), job.check_cancelled, told)
-        ids, logprob, length, finished = unpacked(responses)
-        return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
+        ids, logprob = (
+            nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in responses], batch_first=True)
+            for name in ("ids", "logprob")
+        )
+        return Completion.of_text(
+            prompts, ids, torch.tensor([len(row["ids"]) for row in responses]), axes=self.model.axes, logprob=logprob,
+            finished=torch.tensor([row["finished"] for row in responses]),
+        )  # fmt: skip
 
     def _score(self, completion: Completion) -> Tensor:
         """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
@@ -248,7 +254,6 @@ class VllmEngine(ResponseEngine):
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Responses in order of their rows; ``told`` gets each as it comes."""
         assert self._weights.message is not None, "nothing has been published"
-        assert not self._resting, "nothing has been published since vLLM was put to rest"
         version, rows = self._weights.message["version"], {}
         for response in self._process.answers(what, message, check_cancelled):
             if "done" in response:
@@ -332,13 +337,3 @@ def packed(prompts: Encoded) -> list[dict[str, Any]]:
 def _array(tensor: Tensor) -> np.ndarray:
     """NumPy has no bfloat16, in which pixels may be kept."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def unpacked(rows: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Answers in order of their rows: ids [B, T] long, log-probs [B, T] float32, length [B] long, finished [B] bool."""
-    ids, logprob = (
-        nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in rows], batch_first=True)
-        for name in ("ids", "logprob")
-    )
-    length = torch.tensor([len(row["ids"]) for row in rows], dtype=torch.long)
-    return ids, logprob, length, torch.tensor([row["finished"] for row in rows], dtype=torch.bool)
