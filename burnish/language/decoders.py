@@ -19,9 +19,8 @@ from burnish.language.attention import Plan, Segment
 from burnish.language.decoding import IDLE, DecodingRows, Ended, Live, Sampling, Turn
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
-from burnish.language.model.forwards import Inputs, caching, conversations, outside_inference
+from burnish.language.model.forwards import Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
-from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass
@@ -263,7 +262,10 @@ CacheKind = Literal["padded", "alone", "none"]
 
 
 class Cached:
-    """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column."""
+    """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column.
+
+    Without a cache each token is computed with all that stand before it, in rows of one prompt without media.
+    """
 
     logits: Tensor  # [B, V] of the last token of each row
 
@@ -272,8 +274,11 @@ class Cached:
         self.forwards, self.network = model.forwards, network
         inputs = self.forwards.inputs(network, prompts, side="left")
         self.ids: Tensor = inputs.pop("input_ids")  # [B, T] that were run
-        self.arguments = inputs | {"use_cache": True}  # of the next forward, beside them
-        if network._supports_default_dynamic_cache():  # an empty one, as ``generate`` makes it; else the class does
+        self.caches = model.capabilities.cache != "none"
+        self.arguments = inputs | {"use_cache": self.caches}  # of the next forward, beside them
+        if (
+            self.caches and network._supports_default_dynamic_cache()
+        ):  # an empty one, as ``generate`` makes it; else the class does
             name = "cache_params" if "cache_params" in self.forwards.accepted else "past_key_values"
             self.arguments[name] = DynamicCache(config=network.config.get_text_config(decoder=True))
         self._run(is_first_iteration=True)
@@ -296,41 +301,13 @@ class Cached:
     def step(self, tokens: Tensor) -> None:
         """Run a further token [B, 1] of each row."""
         self.ids = torch.cat([self.ids, tokens], 1)
-        self._run(next_sequence_length=1)
+        self._run(next_sequence_length=1 if self.caches else None)
 
     def _run(self, **more: Any) -> None:
         inputs = self.network.prepare_inputs_for_generation(self.ids, **more, **self.arguments)
         out, _ = self.forwards.call(self.network, inputs, logits="last")
         self.logits = out.logits[:, -1].float()
         self.arguments = further(self.network, out, self.arguments)
-
-
-class Uncached:
-    """Rows of which every token is computed with all that stand before it; in the place of ``Cached``."""
-
-    def __init__(self, model: LanguageModel, network: Any, prompts: Encoded) -> None:
-        self._model, self._network = model, network
-        self._prompts = Gathered(table=prompts, index=torch.arange(len(prompts)))
-        self._written = torch.zeros(len(prompts), 0, dtype=torch.long)  # [B, T]
-        self.logits = self._last()
-
-    def select(self, rows: Tensor) -> None:
-        self._prompts, self._written = self._prompts.select(rows.cpu()), self._written[rows.cpu()]
-        self.logits = self.logits.index_select(0, rows)
-
-    def step(self, tokens: Tensor) -> None:
-        self._written = torch.cat([self._written, tokens.cpu()], 1)
-        self.logits = self._last()
-
-    def _last(self) -> Tensor:
-        found, model, known = dict[int, Tensor](), self._model, self._model.capabilities
-        length = torch.full((len(self._written),), self._written.shape[1])
-        rows = conversations(Completion.of_text(self._prompts, self._written, length, axes=model.axes), known.fill)
-        for group in model.forwards.collation.groups(rows, together=known.padded, mixes=known.mixes):
-            inputs = model.forwards.inputs(self._network, rows.select(group)) | {"use_cache": False}
-            out, _ = model.forwards.call(self._network, inputs, logits="all")
-            found |= {row: out.logits[place, rows.lengths[row] - 1].float() for place, row in enumerate(group)}
-        return torch.stack([found[row] for row in range(len(rows))])
 
 
 def further(network: Any, out: Any, arguments: Inputs) -> Inputs:
@@ -349,19 +326,16 @@ def decode_by_class(
             some = rows.waiting[start : start + batch_size]
             needed = list(dict.fromkeys(index[row] for row in some))
             alike = prompts.select(needed)
-            for group in model.forwards.collation.groups(alike, together=known.cache != "alone", mixes=known.mixes):
+            for group in model.forwards.collation.groups(alike, together=known.cache == "padded", mixes=known.mixes):
                 place = {needed[number]: n for n, number in enumerate(group)}
                 batch = [row for row in some if index[row] in place]
-                kind = Uncached if known.cache == "none" else Cached
                 with outside_inference():
-                    cached = kind(model, network, alike.select(group))
+                    cached = Cached(model, network, alike.select(group))
                     cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
                 _decode(cached, rows, batch, check_cancelled)
 
 
-def _decode(
-    cached: Cached | Uncached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]
-) -> None:
+def _decode(cached: Cached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]) -> None:
     live = Live(len(batch), rows.device)
     rows.enter(batch, live)
     while True:
