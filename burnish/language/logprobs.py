@@ -192,17 +192,16 @@ def _without_places(features: Features, length: int) -> Features:
 WITHOUT_PADDING: tuple[Layout, ...] = ("packed", "shared")
 
 
-def estimate(
-    prompts: Sequence[int], responses: Sequence[int], owner: Sequence[int], size: LanguageModel
-) -> dict[Layout, float]:
-    """Multiplications of a forward pass under each layout.
+def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]:
+    """Multiplications of a forward pass over responses under each layout; their last token is not read.
 
     Args:
-        prompts: [B] length of the prompt of each response.
-        responses: [B] length of each response.
-        owner: [B] index of that prompt; responses of one prompt can share it.
+        completion: responses, of which those of one prompt can share it.
         size: of the network.
     """
+    owner = completion.prompts.index.tolist()
+    prompts = [completion.prompts.table.lengths[prompt] for prompt in owner]
+    responses = [max(length - 1, 0) for length in completion.length.tolist()]
 
     def cost(tokens: float, pairs: float) -> float:
         return float(tokens * size.parameters_per_token + 2 * pairs * size.attention_width)
@@ -219,13 +218,6 @@ def estimate(
         )
         * 1.04,
     }
-
-
-def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]:
-    """The same of a forward pass over responses, whose last token is not read."""
-    owner, lengths = completion.prompts.index.tolist(), completion.prompts.table.lengths
-    responses = [max(length - 1, 0) for length in completion.length.tolist()]
-    return estimate([lengths[prompt] for prompt in owner], responses, owner, size)
 
 
 def multiplications(completion: Completion, size: LanguageModel, layout: Layout | Literal["auto"]) -> float:

@@ -164,16 +164,14 @@ class Server:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        prompts, inputs = self._read(message)
         requests = []
         least = message["sampling"]["min_tokens"]
         for prompt, seed, limit in message["rows"]:
             length = {"max_tokens": limit, "min_tokens": min(least, limit)}
             parameters = SamplingParams(**message["sampling"] | length, seed=seed, logprobs=0)
             parameters.output_kind = RequestOutputKind.FINAL_ONLY
-            requests.append((inputs[prompt], parameters))
-        for row, output in self._run(requests):
-            self._check(output, prompts[message["rows"][row][0]])
+            requests.append((prompt, parameters))
+        for row, output in self._run(message, requests):
             answer = output.outputs[0]
             if answer.finish_reason not in ("stop", "length"):
                 raise RuntimeError(f"vLLM ended a response with {answer.finish_reason}")
@@ -183,21 +181,17 @@ class Server:
                 "row": row, "version": self.version, "finished": answer.finish_reason == "stop",
                 "ids": ids, "logprob": np.asarray(scores, dtype=np.float32),
             })  # fmt: skip
-        self.channel.send({"done": True})
 
     def score(self, message: dict[str, Any]) -> None:
         """Log-probs of all tokens of given prompts but the first."""
         from vllm import SamplingParams
 
-        prompts, inputs = self._read(message)
         parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        requests = [(prompt, parameters) for prompt in inputs]
-        for row, output in self._run(requests):
-            ids = prompts[row].ids
-            self._check(output, prompts[row])
-            scores = [step[token].logprob for token, step in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
+        requests = [(prompt, parameters) for prompt in range(len(message["prompts"]))]
+        for row, output in self._run(message, requests):
+            known = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            scores = [step[token].logprob for token, step in known]
             self.channel.send({"row": row, "version": self.version, "logprob": np.asarray(scores, dtype=np.float32)})
-        self.channel.send({"done": True})
 
     def _read(self, message: dict[str, Any]) -> tuple[list[Prompt], list[Any]]:
         """Prompts, and what the engine takes of them; all workers know the temperature, and the positions of media."""
@@ -213,25 +207,30 @@ class Server:
         self.engine.collective_rpc("burnish_begin", args=(message["temperature"], positions))
         return prompts, inputs
 
-    def _run(self, requests: list[tuple[Any, Any]]) -> Iterator[tuple[int, Any]]:
-        """Work off requests: the number of each, and what came of it."""
+    def _run(self, message: dict[str, Any], requests: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Work off requests, each a prompt of the message and its parameters: the number of each, and what came of it.
+
+        Raises:
+            ValueError: vLLM has read other tokens than a prompt's: its log-probs would be of another text.
+        """
+        prompts, inputs = self._read(message)
         numbers = {}
         for number, (prompt, parameters) in enumerate(requests):
             self.asked += 1
             numbers[f"{self.asked}"] = number
             adapted = {} if self.adapter is None else {"lora_request": self.adapter}
-            self.engine.add_request(f"{self.asked}", prompt, parameters, **adapted)
+            self.engine.add_request(f"{self.asked}", inputs[prompt], parameters, **adapted)
         beaten = time.monotonic()
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
                 if output.finished:
-                    yield numbers.pop(output.request_id), output
+                    number = numbers.pop(output.request_id)
+                    if list(output.prompt_token_ids) != prompts[requests[number][0]].ids:
+                        raise ValueError("vLLM has read other tokens than the prompt has")
+                    yield number, output
             if time.monotonic() - beaten > BEAT:
                 beaten = time.monotonic()
                 self.channel.send({"alive": len(numbers)})
         if numbers:
             raise RuntimeError(f"vLLM has lost {len(numbers)} of {len(requests)} requests")
-
-    def _check(self, output: Any, prompt: Prompt) -> None:
-        if list(output.prompt_token_ids) != prompt.ids:
-            raise ValueError("vLLM has read other tokens than the prompt has: its log-probs are of another text")
+        self.channel.send({"done": True})
