@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -251,17 +252,13 @@ class SharedPrompts:
         new = [uid for uid in prompts if uid not in known]
         if not new:
             return known
-        mine: list[Outline] | str = []
-        try:
-            if own := [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]:
-                encoded = self.encode(own).rows()  # together: other processes may read them at once
-                mine = [_outline(encoded.select([row])) for row in range(len(encoded))]
-        except UserError as error:
-            mine = str(error)  # all ranks stop, and none waits for another
-        gathered = self.ranks.gather(mine)
-        if failed := next((one for one in gathered if isinstance(one, str)), None):
-            raise UserError(failed)
-        every: dict[str, Any] = dict(zip(new, (outline for several in gathered for outline in several), strict=True))
+
+        def own() -> list[Outline]:
+            mine = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
+            encoded = self.encode(mine).rows() if mine else ()  # together: other processes may read them at once
+            return [_outline(encoded.select([row])) for row in range(len(encoded))]
+
+        every: dict[str, Any] = dict(zip(new, chain.from_iterable(self.ranks.each(own)), strict=True))
         return known | {uid: self._known.get(uid, partial(every.__getitem__, uid)) for uid in new}
 
     def _lazily(self, prompt: Prompt, outline: Encoded, shapes: dict[str, Any]) -> Encoded:

@@ -32,7 +32,7 @@ from burnish.options.language import SamplingOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
-from burnish.rollout.sources import Job, RolloutRequest, collector
+from burnish.rollout.sources import Job, RolloutRequest, collector, group_starts
 from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
@@ -63,7 +63,7 @@ class ResponseJob(Job):
 
     def greedy(self) -> ResponseJob:
         """The greedy response to each of the prompts, once."""
-        first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
+        first = group_starts(self.group)[:-1]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
         prompts = [self.prompts[row] for row in first]
         return replace(
@@ -306,13 +306,12 @@ class ResponseRollouts:
 
 def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
     """The first response to each of the first prompts."""
-    for row, response in enumerate(responses):
-        group = int(job.group[row])
-        if group < QUOTED and (row == 0 or int(job.group[row - 1]) != group):
+    for row in group_starts(job.group)[:-1]:
+        if int(job.group[row]) < QUOTED:
             prompt = job.prompts[row]
             asked = prompt.turns[-1].text if prompt.messages else prompt.text
             reward = None if scores.missing[row] else float(scores.reward[row])
-            yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
+            yield Quote(asked[:LONGEST], responses[row].full_text[:LONGEST], reward)
 
 
 def chosen_last(trace: Completion, row: int) -> Tensor:

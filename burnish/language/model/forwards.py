@@ -74,27 +74,6 @@ class Collation:
             groups.setdefault(key, []).append(number)
         return list(groups.values())
 
-    def padded(self, rows: Encoded, pad: int, *, side: Literal["left", "right"]) -> Inputs:
-        """Arguments of a forward, without positions."""
-        join = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
-        inputs: Inputs = {
-            "input_ids": join(rows.ids, padding_value=pad),
-            "attention_mask": join([torch.ones_like(ids) for ids in rows.ids]),
-        }
-        for name in dict.fromkeys(name for one in rows.features for name in one.kinds):
-            known = zip(rows.ids, rows.features, strict=True)
-            inputs[name] = join([one.kinds.get(name, torch.zeros_like(ids)) for ids, one in known])
-        return inputs | {
-            name: self._as_long(value, max(rows.lengths)) if name in self.per_token else value
-            for name, value in self.media(rows.features).items()
-        }
-
-    @staticmethod
-    def _as_long(value: Tensor, length: int) -> Tensor:
-        """Entries [1, L, ...] of a conversation of that length, which is alone in its forward."""
-        missing = length - value.shape[1]
-        return torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1) if missing else value
-
     def media(self, features: Sequence[Features]) -> Inputs:
         """The media of several conversations as arguments of a forward."""
         inputs: Inputs = {}
@@ -218,7 +197,19 @@ class Forwards:
 
     def inputs(self, network: Any, rows: Encoded, *, side: Literal["left", "right"] = "right") -> Inputs:
         """Arguments of a forward, with the class's own positions."""
-        inputs = self.collation.padded(rows, self.pad, side=side)
+        join = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
+        inputs: Inputs = {
+            "input_ids": join(rows.ids, padding_value=self.pad),
+            "attention_mask": join([torch.ones_like(ids) for ids in rows.ids]),
+        }
+        for name in dict.fromkeys(name for one in rows.features for name in one.kinds):
+            known = zip(rows.ids, rows.features, strict=True)
+            inputs[name] = join([one.kinds.get(name, torch.zeros_like(ids)) for ids, one in known])
+        inputs |= self.collation.media(rows.features)
+        for name in self.collation.per_token & inputs.keys():  # of a conversation that is alone in its forward
+            value = inputs[name]
+            missing = rows.lengths[0] - value.shape[1]
+            inputs[name] = torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1)
         if "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
             rest = {name: value for name, value in inputs.items() if name != "input_ids" and name in self.accepted}
             inputs["position_ids"] = network._prepare_position_ids_for_generation(inputs["input_ids"], rest)

@@ -229,6 +229,8 @@ class LanguageModel:
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
+        from burnish.types.completion import Encoded
+
         for kind in shown.sizes:
             if not self.forwards.collation.appends.get(kind, False):
                 raise UserError(
@@ -238,17 +240,15 @@ class LanguageModel:
                 )
         text, mark = self.chat.after(joined(messages), messages, tools)
         encoded = self._encode(text, mark, shown)
-        ids = encoded.ids[0]
+        ids, positions, features = encoded.ids[0], encoded.positions[0], encoded.features[0]
         begins = ids[: len(self.end)].tolist()
+        ended = 0  # tokens of the response's end that it contains already
         if len(response) and response[-1] in self.stop and response[-1] in begins:
-            # the response contains its end already
             ended = begins.index(response[-1]) + 1
-            encoded.ids[0] = ids[ended:]
-            encoded.positions[0] = encoded.positions[0][:, ended:] - ended
-        own = encoded.features[0]
-        kinds = {name: kind[len(kind) - encoded.lengths[0] :] for name, kind in own.kinds.items()}
-        encoded.features[0] = replace(own, kinds=kinds)
-        return encoded
+        kinds = {name: kind[ended:] for name, kind in features.kinds.items()}
+        return Encoded(
+            ids=[ids[ended:]], positions=[positions[:, ended:] - ended], features=[replace(features, kinds=kinds)]
+        )
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a response, its end included."""

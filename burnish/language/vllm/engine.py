@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,17 +101,7 @@ class VllmEngine(ResponseEngine):
             self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
             if self._weights.message is None:
                 self.sync_weights(0)
-
-            def respond(
-                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
-            ) -> Completion:  # fmt: skip
-                # vLLM finds by itself what it has computed of a conversation
-                rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
-                most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
-                return self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
-
-            yield respond
+            yield partial(self._sample, job)
         except Cancelled:
             self._cancelled = True
             raise
@@ -218,17 +208,20 @@ class VllmEngine(ResponseEngine):
             )
 
     def _sample(
-        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int],
-        told: Ended | None,
+        self, job: ResponseJob, table: Encoded, index: Sequence[int], keys: Sequence[int], *,
+        limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
     ) -> Completion:  # fmt: skip
-        sampling = job.sampling
+        """As ``decode``; of a ``turn`` vLLM finds by itself what it has computed."""
+        sampling, prompts = job.sampling, Gathered(table=table, index=torch.tensor(index, dtype=torch.long))
+        limits = [sampling.max_new_tokens] * len(index) if limits is None else limits
         self._check_room(prompts, limits)
         message = {
-            "do": "sample", "prompts": packed(prompts.table), "temperature": sampling.scored_at,
+            "do": "sample", "prompts": packed(table), "temperature": sampling.scored_at,
             "sampling": parameters(sampling, self.model.stop),
-            "rows": list(zip(prompts.index.tolist(), keys, limits, strict=True)),
+            "rows": list(zip(index, keys, limits, strict=True)),
         }  # fmt: skip
-        responses = self._rows(f"{len(keys)} responses", message, len(keys), job.check_cancelled, told)
+        what = f"{len(keys)} responses"
+        responses = self._insist(lambda: self._rows(what, message, len(keys), job.check_cancelled, on_ended))
         ids, logprob = (
             nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in responses], batch_first=True)
             for name in ("ids", "logprob")
