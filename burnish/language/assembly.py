@@ -61,7 +61,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import ENCODED
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -114,7 +113,7 @@ class LanguageAssembly(Assembly):
 
             engine: ResponseEngine = VllmEngine(
                 roles, config.rollout.vllm, path=read_config(config.model)[0], seed=config.seed,
-                example=self._compared, cached=ENCODED, lora=config.model.lora,
+                example=self._compared, lora=config.model.lora,
             )  # fmt: skip
         else:
             engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)

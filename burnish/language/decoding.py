@@ -206,17 +206,13 @@ class DecodingRows:
         self.waiting = [row for row, limit in enumerate(self.limits) if limit > self.written[row]]
         self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
-        self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
-        self.logprob = torch.zeros(count, longest + 1, device=device)
-        self.length = torch.zeros(count, dtype=torch.long, device=device)
-        self.finished = torch.zeros(count, dtype=torch.bool, device=device)
-        if partial:
-            known = zip(*((own.ids, own.logprob) for own in partial), strict=True)
-            for table, parts in zip((self.ids, self.logprob), known, strict=True):
-                there = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-                table[:, : there.shape[1]] = to_device(there, device)
-            self.length += to_device(torch.tensor(self.written), device)
-            self.finished |= to_device(torch.tensor([own.finished for own in partial]), device)
+        ids, logprob = torch.zeros(count, longest + 1, dtype=torch.long), torch.zeros(count, longest + 1)
+        finished = torch.zeros(count, dtype=torch.bool)
+        for row, own in enumerate(partial):
+            ids[row, : len(own.ids)], logprob[row, : len(own.ids)] = own.ids, own.logprob
+            finished[row] = own.finished
+        self.ids, self.logprob, self.finished = (to_device(one, device) for one in (ids, logprob, finished))
+        self.length = to_device(torch.tensor(self.written, dtype=torch.long), device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache

@@ -255,7 +255,9 @@ class SharedPrompts:
 
         def own() -> list[Outline]:
             mine = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
-            encoded = self.encode(mine).rows() if mine else ()  # together: other processes may read them at once
+            if not mine:
+                return []
+            encoded = self.encode(mine).rows()  # together: other processes may read them at once
             return [_outline(encoded.select([row])) for row in range(len(encoded))]
 
         every: dict[str, Any] = dict(zip(new, chain.from_iterable(self.ranks.each(own)), strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from burnish.language.decoders import CacheKind, decode, further
 from burnish.language.decoding import Sampling
-from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs
+from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs, scores_of_logits
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.forwards import conversations, samples, switch
 from burnish.language.model.universal import LanguageModel
@@ -276,12 +276,10 @@ def own_logprobs(
     model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
 ) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row; 0 beyond their lengths."""
-    found = torch.zeros(completion.ids.shape)
-    for row, logits in enumerate(own_logits(model, network, completion, fill)):
-        allowed = (logits / temperature).index_fill(-1, model.banned.to(logits.device), -torch.inf)
-        ids = completion.ids[row, : len(logits), None].to(logits.device)
-        found[row, : len(logits)] = allowed.log_softmax(-1).gather(-1, ids)[:, 0].cpu()
-    return found
+    logits = torch.cat(own_logits(model, network, completion, fill))
+    ids, banned = completion.ids[completion.mask].to(logits.device), model.banned.to(logits.device)
+    logprob, _ = scores_of_logits(logits, ids, temperature=temperature, banned=banned)
+    return torch.zeros(completion.ids.shape).masked_scatter(completion.mask, logprob.cpu())
 
 
 def own_logits(model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:

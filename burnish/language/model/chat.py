@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,15 +154,14 @@ class ChatTokenizer:
             if key in more and not self.mentions(key):
                 known = next(filter(self.mentions, THOUGHTS), key)
                 more[known] = more.pop(key)
-        calls = message.get("tool_calls", ())
-        turn = {**_in_texts(more, lambda text: self._cut(text, mark)), "role": message["role"]}
-        if not calls:
-            return turn | {"content": self._content(message, mark)}
-        if not self._call_forms:
+        calls, cut = message.get("tool_calls", ()), partial(self._cut, mark=mark)
+        if calls and not self._call_forms:
             said = filter(None, [plain(message["content"]), *(as_text(**call["function"]) for call in calls)])
-            return turn | {"content": self._content({**message, "content": "\n".join(said)}, mark)}
-        cut = [_in_texts(call, lambda text: self._cut(text, mark)) for call in calls]
-        return turn | {"content": self._content(message, mark), "tool_calls": list(map(self._call_forms[0], cut))}
+            message, calls = {**message, "content": "\n".join(said)}, ()
+        turn = {**_in_texts(more, cut), "role": message["role"], "content": self._content(message, mark)}
+        if calls:
+            turn["tool_calls"] = [self._call_forms[0](_in_texts(call, cut)) for call in calls]
+        return turn
 
     @cached_property
     def _call_forms(self) -> list[Callable[[dict[str, Any]], dict[str, Any]]]:

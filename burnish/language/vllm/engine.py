@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.language.decoding import Ended, Sampling, Turn
-from burnish.language.encode import CACHED, Encoder
+from burnish.language.encode import Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.forwards import conversations
@@ -57,7 +57,6 @@ class VllmEngine(ResponseEngine):
         *,
         path: Path,
         seed: int,
-        cached: int = CACHED,
         example: Callable[[], Prompt],
         lora: LanguageLoraOptions | None = None,
     ) -> None:
@@ -68,12 +67,11 @@ class VllmEngine(ResponseEngine):
             options: of vLLM.
             path: directory of the model, of which vLLM reads all but the weights.
             seed: of the run.
-            cached: bytes of encoded prompts that are kept.
             example: a prompt that the two sides are compared with.
             lora: of the policy.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
-        self.encode = Encoder(roles.model, cached=cached)
+        self.encode = Encoder(roles.model)
         self.metrics: dict[str, float] = {}  # of the last weight sync
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
