@@ -39,7 +39,7 @@ def decode(
     check_cancelled: Callable[[], None] = lambda: None,
     on_ended: Ended | None = None,
     turn: Turn | None = None,
-    fused: list[Any] | None = None,
+    fused: list[Layers] | None = None,
     partial: Sequence[PartialResponse] = (),
 ) -> Completion:
     """Sample one response per row.
@@ -69,12 +69,12 @@ def decode(
     with torch.inference_mode():
         rows = DecodingRows(
             model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
-            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused, partial=partial,
+            on_ended=on_ended, partial=partial,
         )  # fmt: skip
         if rows.waiting:
             known = model.capabilities
             if known.fast and (not known.packed or model.packs(rows.prompts.features)):
-                FastDecoder(model, network, rows, batch_size).run(check_cancelled)
+                FastDecoder(model, network, rows, batch_size, turn, [] if fused is None else fused).run(check_cancelled)
             else:
                 decode_by_class(model, network, rows, batch_size, check_cancelled)
     return rows.completion()
@@ -107,13 +107,17 @@ class Replays:
 class FastDecoder:
     """Prefills prompts under Burnish's plan, and runs a token per row and step."""
 
-    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
-        self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
+    def __init__(
+        self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int, turn: Turn | None,
+        fused: list[Layers],
+    ) -> None:  # fmt: skip
+        """See ``decode``."""
+        self.model, self.network, self.rows, self.prompts, self.turn = model, network, rows, rows.prompts, turn
         self.device = rows.device
         self.head = model.head(network)
-        if not rows.fused:
-            rows.fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
-        self.layers = rows.fused[0]
+        if not fused:
+            fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
+        self.layers = fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = rows.longest_after(self.prompts.next_position)
@@ -190,7 +194,7 @@ class FastDecoder:
 
     def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
-        turn, prompts, live = self.rows.turn, self.prompts, self.live
+        turn, prompts, live = self.turn, self.prompts, self.live
         if turn is None or not turn.most or not self.model.keeps_turns:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
@@ -205,7 +209,7 @@ class FastDecoder:
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
-        turn, features = self.rows.turn, self.prompts.features[prompt]
+        turn, features = self.turn, self.prompts.features[prompt]
         if turn is None:
             return None, features
         past = turn.rows[self.rows.index.index(prompt)]

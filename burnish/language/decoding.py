@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -190,14 +189,12 @@ class DecodingRows:
         device: torch.device,
         *,
         on_ended: Ended | None,
-        turn: Turn | None,
-        fused: list[Any],
         partial: Sequence[PartialResponse],
     ) -> None:
         """See ``decode``."""
         self.model, self.asked, self.sampling = model, (prompts, list(index)), sampling
         self.prompts, self.index = with_partial(model, prompts, index, partial)  # what is prefilled
-        self.device, self.on_ended, self.turn, self.fused = device, on_ended, turn, fused
+        self.device, self.on_ended = device, on_ended
         self.banned, self.stops = model.banned.to(device), torch.tensor(model.stop, device=device)
         count, longest = len(self.index), sampling.max_new_tokens
         self.limits = [longest] * count if limits is None else list(limits)
