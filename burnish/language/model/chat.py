@@ -258,14 +258,9 @@ def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:
     own = tokenizer.chat_template
     if own is not None and not vision:
         return own
-    for name in ("processor_config.json", "chat_template.json"):
-        try:
-            found = read_object(path / name).get("chat_template")
-        except FileNotFoundError:
-            continue
-        if found is not None:
-            return found
-    return own
+    files = [path / name for name in ("processor_config.json", "chat_template.json")]
+    found = [read_object(file).get("chat_template") for file in files if file.is_file()]
+    return next((template for template in found if template is not None), own)
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

@@ -378,14 +378,15 @@ class LanguageModel:
             return False
         text = self._asked(["image"])
         around = len(self.chat.ids(text, CUT)) - 1
-        for image in samples("image"):
-            found = self._processed([text], [Shown(images=[image])])["input_ids"]
-            try:
-                if found.shape[1] - around != image_tokens(self.processor, *image.size):
-                    return False
-            except Exception:  # which a processor may raise of anything
-                return False
-        return True
+
+        def tells(image: Any) -> bool:
+            ids = self._processed([text], [Shown(images=[image])])["input_ids"]
+            return bool(ids.shape[1] - around == image_tokens(self.processor, *image.size))
+
+        try:
+            return all(map(tells, samples("image")))
+        except Exception:  # which a processor may raise of anything
+            return False
 
     def image_tokens(self, width: int, height: int) -> int | None:
         """Tokens of an image by its size alone, by the processor's own arithmetic; None if only pixels tell."""

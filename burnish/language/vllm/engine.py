@@ -97,7 +97,7 @@ class VllmEngine(ResponseEngine):
         try:
             job.check_cancelled()
             self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
-            if self._weights.message is None:
+            if not self._weights.message:
                 self.sync_weights(0)
             yield partial(self._sample, job)
         except Cancelled:
@@ -190,11 +190,10 @@ class VllmEngine(ResponseEngine):
             self.restarts += 1
             self._process.close()
             self._process = self._started()
-            if self._weights.message is not None:
+            if self._weights.message:
                 self._load()
 
     def _load(self) -> None:
-        assert self._weights.message is not None, "nothing has been published"
         if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
             give_back_cached()
         response = self._process.ask(f"weights of version {self._weights.message['version']}", self._weights.message)
@@ -219,7 +218,7 @@ class VllmEngine(ResponseEngine):
             "rows": list(zip(index, keys, limits, strict=True)),
         }  # fmt: skip
         what = f"{len(keys)} responses"
-        responses = self._insist(lambda: self._rows(what, message, len(keys), job.check_cancelled, on_ended))
+        responses = self._insist(lambda: self._rows(what, message, job.check_cancelled, on_ended))
         ids, logprob = (
             nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in responses], batch_first=True)
             for name in ("ids", "logprob")
@@ -229,32 +228,19 @@ class VllmEngine(ResponseEngine):
             finished=torch.tensor([row["finished"] for row in responses]),
         )  # fmt: skip
 
-    def _score(self, completion: Completion) -> Tensor:
-        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
-        message = {"do": "score", "prompts": packed(conversations(completion, {})), "temperature": 1.0}
-        responses = self._rows(f"log-probs of {len(completion)} responses", message, len(completion))
-        scores = torch.zeros(completion.ids.shape)
-        for row, (length, response) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
-            if length:
-                scores[row, :length] = torch.from_numpy(response["logprob"][-length:])
-        return torch.where(completion.mask, scores, 0)
-
     def _rows(
-        self, what: str, message: dict[str, Any], count: int,
+        self, what: str, message: dict[str, Any],
         check_cancelled: Callable[[], None] = lambda: None, told: Ended | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Responses in order of their rows; ``told`` gets each as it comes."""
-        assert self._weights.message is not None, "nothing has been published"
-        version, rows = self._weights.message["version"], {}
+        rows = {}
         for response in self._process.answers(what, message, check_cancelled):
             if "done" in response:
                 break
-            if response["version"] != version:
-                raise VllmFailedError(f"vLLM sampled with weights of version {response['version']}, not {version}")
             rows[response["row"]] = response
             if told is not None:
                 told([response["row"]], [response["ids"].tolist()], [response["finished"]])
-        return [rows[row] for row in range(count)]
+        return [rows[row] for row in range(len(rows))]
 
     def _check_room(self, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
         longest = self._process.ready()["longest"]
@@ -276,9 +262,10 @@ class VllmEngine(ResponseEngine):
             VllmFailedError: they differ by more than the tolerance.
         """
         probe = self._probe
-        assert self._weights.message is not None
-        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
-        difference = (ours - self._insist(lambda: self._score(probe)))[probe.mask].abs()
+        message = {"do": "score", "prompts": packed(conversations(probe, {})), "temperature": 1.0}
+        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()[0]
+        (answer,) = self._insist(lambda: self._rows("log-probs of the example", message))
+        difference = (ours - torch.from_numpy(answer["logprob"][-len(ours) :])).abs()
         mean, largest = float(difference.mean()), float(difference.max())
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
