@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
-from burnish.language.model.chat import ChatTokenizer, joined
+from burnish.language.model.chat import CUT, ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, image_tokens, load_processor
 from burnish.language.model.reward_head import HEAD
 from burnish.language.model.tokenizer import read_tokenizer
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
 UNLIMITED = 2**31  # positions
 SHORTEST = 1.0  # seconds of a sound
@@ -129,7 +128,8 @@ class LanguageModel:
         """
         refused = f"model.attention is {name}, which can't train here"
         try:
-            self.network.set_attn_implementation(name)
+            for one in ("sdpa", name):  # which are compared
+                self.network.set_attn_implementation(one)
         except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
             raise UserError(f"{refused}: {first_line(error)}; leave it out") from error
         if (own := self.text(self.network).config._attn_implementation) != name:
@@ -220,12 +220,11 @@ class LanguageModel:
             raise UserError(
                 f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each an image or sound"
             )
-        text, mark = self.chat.render(messages, tools)
-        return self._encode(text, mark, shown, before=self.chat.opening)
+        return self._encode(self.chat.render(messages, tools), shown, before=self.chat.opening)
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         """Tokens of a prompt without running the processor: each image and video counts as one."""
-        return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
+        return len(self.chat.opening) + len(self.chat.ids(self.chat.render(messages, tools)))
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
@@ -238,8 +237,7 @@ class LanguageModel:
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
-        text, mark = self.chat.after(joined(messages), messages, tools)
-        encoded = self._encode(text, mark, shown)
+        encoded = self._encode(self.chat.after(joined(messages), messages, tools), shown)
         ids, positions, features = encoded.ids[0], encoded.positions[0], encoded.features[0]
         begins = ids[: len(self.end)].tolist()
         ended = 0  # tokens of the response's end that it contains already
@@ -267,7 +265,7 @@ class LanguageModel:
                 return tuple(found) if isinstance(found, list | tuple) else (found,)
         raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
 
-    def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
+    def _encode(self, text: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
         from burnish.language.model.forwards import kinds_of, media_of
@@ -275,10 +273,10 @@ class LanguageModel:
 
         self._refuse_unread(shown)
         if self.processor is None:
-            ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features()
+            ids, features = torch.tensor([*before, *self.chat.ids(text)], dtype=torch.long), Features()
         else:
             shown = replace(shown, audios=[_lengthened(audio) for audio in shown.audios])
-            found = self._processed([text.replace(mark, CUT)], [shown])
+            found = self._processed([text], [shown])
             ids = found["input_ids"][0].long()
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
@@ -368,7 +366,7 @@ class LanguageModel:
     def _asked(self, kinds: Sequence[str]) -> str:
         """A prompt's text with media of these kinds."""
         parts = [*({"type": kind} for kind in kinds), {"type": "text", "text": "What is it?"}]
-        return self.chat.render([{"role": "user", "content": parts}])[0]
+        return self.chat.render([{"role": "user", "content": parts}])
 
     def _counts_images(self) -> bool:
         """Whether the processor tells the tokens of an image from its size, as seen of a few."""
@@ -377,7 +375,7 @@ class LanguageModel:
         if "image" not in self.readable:
             return False
         text = self._asked(["image"])
-        around = len(self.chat.ids(text, CUT)) - 1
+        around = len(self.chat.ids(text)) - 1
 
         def tells(image: Any) -> bool:
             ids = self._processed([text], [Shown(images=[image])])["input_ids"]
