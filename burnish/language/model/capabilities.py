@@ -136,11 +136,13 @@ def _packed(
         rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
         if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in WITHOUT_PADDING):
-            fast = replace(tried, fast=True)
-            return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else tried
-    switch(model.network, decoder, on=False)
+            known = tried
+            break
+    else:
+        switch(model.network, decoder, on=False)
+        rows = list(range(len(completion)))
     fast = replace(known, fast=True)
-    return fast if agrees("own decoder", fast, partial(_decoded, model)) else known
+    return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:
