@@ -18,7 +18,8 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from burnish.diffusion.options import ModelOptions
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.model.loading import load_language_model
 from burnish.types.completion import Encoded
 from burnish.utils import random

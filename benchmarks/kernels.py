@@ -38,11 +38,12 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
-from burnish.language.model.forwards import Conversation
+from burnish.language.model.forwards import conversations
 from burnish.language.model.loading import load_language_model
 from burnish.models.linear import joined
 from burnish.models.lora import add_adapters, attach, lora_layers
@@ -207,8 +208,8 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
     low.to(torch.bfloat16)
     network = low if lora else network
     rows, asked = (
-        model.forwards.inputs(network, conversations, side="left")
-        for conversations in (Conversation.of(answers, model.capabilities.fill), Conversation.prompts(prompts))
+        model.forwards.inputs(network, texts, side="left")
+        for texts in (conversations(answers, model.capabilities.fill), prompts)
     )
     asked.pop("position_ids", None)
 

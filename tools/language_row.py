@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from burnish.config import load
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs

@@ -68,7 +68,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import ENCODED
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -106,7 +105,7 @@ class LanguageAssembly(Assembly):
 
             engine: ResponseEngine = VllmEngine(
                 roles, config.rollout.vllm, path=read_config(config.model)[0], seed=config.seed,
-                example=self._compared, cached=ENCODED, lora=config.model.lora,
+                example=self._compared, lora=config.model.lora,
             )  # fmt: skip
         else:
             engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)
@@ -379,7 +378,7 @@ class LanguageAssembly(Assembly):
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
-        encode = Encoder(self._reader, self._tools, bounded=False, cached=0)
+        encode = Encoder(self._reader, self._tools, cached=0)
         return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property

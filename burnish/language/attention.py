@@ -32,6 +32,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 ALONE = Split()  # who has all tokens
 
+# segments that are attended together: indices of queries [S, T] and keys [S, P + T] long in the sequence, padded with
+# the segment's first; and a mask [S, 1, T, P + T] bool, where it is not causal, or full
+Call = tuple[Tensor, Tensor, Tensor | None]
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -40,43 +44,6 @@ class Segment:
     start: int
     length: int
     prefix: int | None = None
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Segments that are attended in one call."""
-
-    queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
-    keys: Tensor  # [S, P + T] long
-    mask: Tensor | None = None  # [S, 1, T, P + T] bool; None: causal, or full
-
-    @classmethod
-    def of(
-        cls, segments: Sequence[Segment], prefixes: Sequence[Segment], plan: Plan, window: int | None
-    ) -> tuple[Padded, Tensor]:
-        """Segments with their prefixes on a plan's device, and the tokens [S T] of the queries; -1 for padding."""
-        starts, lengths, begins, before = (
-            torch.tensor(values)[:, None]
-            for values in (
-                [segment.start for segment in segments], [segment.length for segment in segments],
-                [prefix.start for prefix in prefixes], [prefix.length for prefix in prefixes],
-            )
-        )  # fmt: skip
-        index, shared = torch.arange(int(lengths.max())), torch.arange(int(before.max()))
-        real, seen = index < lengths, shared < before
-        queries = torch.where(real, starts + index, starts)
-        keys = torch.cat([torch.where(seen, begins + shared, starts), queries], 1)
-        place = before + index  # [S, T], within prefix and segment
-        distance = place[:, :, None] - torch.cat([shared.expand(len(seen), -1), place], 1)[:, None]
-        mask = torch.cat([seen, real], 1)[:, None].expand_as(distance)
-        if plan.causal:
-            mask = mask & (distance >= 0)
-            if window is not None:
-                mask = mask & (distance < window)
-        # padding comes last, so a causal call hides it
-        plain = not len(shared) and (window is None or len(index) <= window) if plan.causal else bool(real.all())
-        placed = [to_device(one, plan.device) for one in ((queries, keys) if plain else (queries, keys, mask[:, None]))]
-        return cls(*placed), torch.where(real, queries, -1).flatten()
 
 
 class Plan:
@@ -92,12 +59,12 @@ class Plan:
     ) -> None:
         """Args: ``segments`` cover the sequence exactly, whose tokens ranks may ``split``."""
         self.segments, self.causal, self.device, self.split = segments, causal, torch.device(device), split
-        self._padded: dict[int | None, tuple[list[Padded], Tensor]] = {}
+        self._padded: dict[int | None, tuple[list[Call], Tensor]] = {}
 
     def _prefix(self, segment: Segment) -> Segment:
         return Segment(segment.start, 0) if segment.prefix is None else self.segments[segment.prefix]
 
-    def padded(self, window: int | None) -> tuple[list[Padded], Tensor]:
+    def padded(self, window: int | None) -> tuple[list[Call], Tensor]:
         """The segments as padded batches, and the place [N] of each token's output among theirs, one after the other.
 
         Args:
@@ -106,7 +73,7 @@ class Plan:
         if window not in self._padded:
             parts, tokens = [], []
             for segments in self._calls():
-                part, real = Padded.of(segments, [self._prefix(segment) for segment in segments], self, window)
+                part, real = self._indices(segments, window)
                 parts.append(part)
                 tokens.append(real)
             joined = torch.cat(tokens)
@@ -114,6 +81,33 @@ class Plan:
             order = joined.argsort(stable=True)[int((joined < 0).sum()) :]
             self._padded[window] = parts, to_device(order, self.device)
         return self._padded[window]
+
+    def _indices(self, segments: Sequence[Segment], window: int | None) -> tuple[Call, Tensor]:
+        """What is attended in one call, and the tokens [S T] of the queries; -1 for padding."""
+        prefixes = [self._prefix(segment) for segment in segments]
+        starts, lengths, begins, before = (
+            torch.tensor(values)[:, None]
+            for values in (
+                [segment.start for segment in segments], [segment.length for segment in segments],
+                [prefix.start for prefix in prefixes], [prefix.length for prefix in prefixes],
+            )
+        )  # fmt: skip
+        index, shared = torch.arange(int(lengths.max())), torch.arange(int(before.max()))
+        real, seen = index < lengths, shared < before
+        queries = torch.where(real, starts + index, starts)
+        keys = torch.cat([torch.where(seen, begins + shared, starts), queries], 1)
+        place = before + index  # [S, T], within prefix and segment
+        distance = place[:, :, None] - torch.cat([shared.expand(len(seen), -1), place], 1)[:, None]
+        mask = torch.cat([seen, real], 1)[:, None].expand_as(distance)
+        if self.causal:
+            mask = mask & (distance >= 0)
+            if window is not None:
+                mask = mask & (distance < window)
+        # padding comes last, so a causal call hides it
+        plain = not len(shared) and (window is None or len(index) <= window) if self.causal else bool(real.all())
+        hidden = None if plain else to_device(mask[:, None], self.device)
+        call = to_device(queries, self.device), to_device(keys, self.device), hidden
+        return call, torch.where(real, queries, -1).flatten()
 
     def _calls(self) -> Iterator[list[Segment]]:
         """Segments without a prefix, then those with one, as many in a call as its mask may have pairs."""
@@ -154,7 +148,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     plan: Plan | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **ignored: Any,
@@ -172,28 +165,28 @@ def attend(
     if query.is_cuda and torch.is_autocast_enabled(kind):  # whose list doesn't have the kernel
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    run = partial(_in_full, plan=plan, window=window, scaling=scaling, dropout=dropout)
+    run = partial(_in_full, plan=plan, window=window, scaling=scaling)
     return plan.split.attend(run, q, k, v), None
 
 
 def _in_full(
-    query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None
 ) -> Tensor:
     """Attention of all tokens: queries [1, N, H, D], keys and values [1, N, K, D] to [1, N, H, D]."""
     q, k, v = query[0], key[0], value[0]
     known = q.dtype in HALF and q.shape[-1] <= WIDEST and q.shape[-1] % 8 == 0
-    if q.is_cuda and known and not dropout and has_kernel(q.device):
+    if q.is_cuda and known and has_kernel(q.device):
         return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None]
     parts, order = plan.padded(window)
     outputs = []
-    for part in parts:
-        queries, keys, values = _rows(q, part.queries), _rows(k, part.keys), _rows(v, part.keys)
-        if part.mask is not None and q.is_cuda:
+    for query_index, key_index, mask in parts:
+        queries, keys, values = _rows(q, query_index), _rows(k, key_index), _rows(v, key_index)
+        if mask is not None and q.is_cuda:
             # CUDA's kernels that take masks take no groups of heads; what is left would hold all scores in float32
             keys, values = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (keys, values))
         out = F.scaled_dot_product_attention(
             queries, keys, values,
-            attn_mask=part.mask, dropout_p=dropout, is_causal=plan.causal and part.mask is None, scale=scaling,
+            attn_mask=mask, is_causal=plan.causal and mask is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))

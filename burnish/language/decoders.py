@@ -16,14 +16,68 @@ from transformers import DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.decoding import IDLE, DecodingRows, Live
+from burnish.language.decoding import IDLE, DecodingRows, Ended, Live, Sampling, Turn
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
-from burnish.language.model.forwards import Conversation, Inputs, caching, outside_inference
+from burnish.language.model.forwards import Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
-from burnish.types.completion import Features
+from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass
+
+
+def decode(
+    model: LanguageModel,
+    network: nn.Module,
+    prompts: Encoded,
+    index: Sequence[int],
+    keys: Sequence[int],
+    sampling: Sampling,
+    *,
+    batch_size: int = 256,
+    limits: Sequence[int] | None = None,
+    check_cancelled: Callable[[], None] = lambda: None,
+    on_ended: Ended | None = None,
+    turn: Turn | None = None,
+    fused: list[Layers] | None = None,
+    partial: Sequence[PartialResponse] = (),
+) -> Completion:
+    """Sample one response per row.
+
+    A response depends on its prompt, its key and the weights, not on the rest of the batch: each token is chosen by a
+    uniform number that is a function of the key and the token's index.
+
+    Args:
+        model: that reads and writes them.
+        network: whose weights sample.
+        prompts: [P] prompts; each is prefilled once for all of its responses.
+        index: [B] prompt of each row; rows of one prompt should be adjacent.
+        keys: [B] 63-bit numbers (:func:`burnish.utils.random.key` of seed, purpose, update, prompt and sample).
+        sampling: temperature, filters and limits.
+        batch_size: rows that are decoded at once; changes speed and memory only.
+        limits: [B] largest length of each response, if not ``sampling.max_new_tokens``. One that stops there and goes
+            on later, as ``partial``, draws what it would have drawn.
+        check_cancelled: called before every token; it raises to stop.
+        on_ended: called with rows as soon as they end, each once, while the others go on.
+        turn: which conversations the rows are, so that one computes what was said since its last turn alone.
+        fused: what the first of several calls with the same weights keeps for the others.
+        partial: [B] what there is of the responses, which is read with their prompts; nothing if none are given.
+
+    Returns:
+        Responses in the order of the rows; the id that ended one is its last token.
+    """
+    with torch.inference_mode():
+        rows = DecodingRows(
+            model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
+            on_ended=on_ended, partial=partial,
+        )  # fmt: skip
+        if rows.waiting:
+            known = model.capabilities
+            if known.fast and (not known.packed or model.packs(rows.prompts.features)):
+                FastDecoder(model, network, rows, batch_size, turn, [] if fused is None else fused).run(check_cancelled)
+            else:
+                decode_by_class(model, network, rows, batch_size, check_cancelled)
+    return rows.completion()
 
 
 class Replays:
@@ -53,13 +107,17 @@ class Replays:
 class FastDecoder:
     """Prefills prompts under Burnish's plan, and runs a token per row and step."""
 
-    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
-        self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
+    def __init__(
+        self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int, turn: Turn | None,
+        fused: list[Layers],
+    ) -> None:  # fmt: skip
+        """See ``decode``."""
+        self.model, self.network, self.rows, self.prompts, self.turn = model, network, rows, rows.prompts, turn
         self.device = rows.device
         self.head = model.head(network)
-        if not rows.fused:
-            rows.fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
-        self.layers = rows.fused[0]
+        if not fused:
+            fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
+        self.layers = fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = rows.longest_after(self.prompts.next_position)
@@ -136,7 +194,7 @@ class FastDecoder:
 
     def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
-        turn, prompts, live = self.rows.turn, self.prompts, self.live
+        turn, prompts, live = self.turn, self.prompts, self.live
         if turn is None or not turn.most or not self.model.keeps_turns:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
@@ -151,7 +209,7 @@ class FastDecoder:
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
-        turn, features = self.rows.turn, self.prompts.features[prompt]
+        turn, features = self.turn, self.prompts.features[prompt]
         if turn is None:
             return None, features
         past = turn.rows[self.rows.index.index(prompt)]
@@ -167,14 +225,14 @@ class FastDecoder:
     def _prefill_by_class(self, batch: list[int]) -> None:
         """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
         forwards, known = self.model.forwards, self.model.capabilities
-        conversations = Conversation.prompts(self.prompts.select(batch))
-        for group in forwards.collation.groups(conversations, together=known.cache == "padded", mixes=known.mixes):
-            inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
+        prompts = self.prompts.select(batch)
+        for group in forwards.collation.groups(prompts, together=known.cache == "padded", mixes=known.mixes):
+            inputs = forwards.inputs(self.network, prompts.select(group), side="left")
             with outside_inference(), caching(self.network):
                 given = {"use_cache": True, "past_key_values": DynamicCache()}
                 out, states = forwards.call(self.network, inputs | given, logits="last")
             for place, number in enumerate(group):
-                own = slice(-len(conversations[number].ids), None)
+                own = slice(-prompts.lengths[number], None)
                 pairs = [(one.keys[place, :, own], one.values[place, :, own]) for one in out.past_key_values.layers]
                 cached = torch.stack([torch.stack(pair) for pair in pairs]).to(self.layers.compute)
                 self.prefilled[batch[number]] = states[place, -1].to(self.states.dtype), cached
@@ -189,7 +247,6 @@ class FastDecoder:
         features = [own for _, own in begun if own.size]
         decoder = self.model.text(self.network)
         embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
-        seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
         before = Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
         starts = accumulate(chosen.lengths, initial=0)
@@ -198,7 +255,7 @@ class FastDecoder:
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
         last = torch.tensor(rest, device=self.device).cumsum(0) - 1
-        x, cached = self.layers.prefill(embedded.tokens, positions, plan, seen[0], deep, last, before)
+        x, cached = self.layers.prefill(embedded.tokens, positions, plan, embedded.slots, embedded.deep, last, before)
         for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
             own = slice(segment.start, segment.start + segment.length)
             self.prefilled[prompt] = x[number], cached[..., own, :]
@@ -209,24 +266,30 @@ CacheKind = Literal["padded", "alone", "none"]
 
 
 class Cached:
-    """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column."""
+    """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column.
+
+    Without a cache each token is computed with all that stand before it, in rows of one prompt without media.
+    """
 
     logits: Tensor  # [B, V] of the last token of each row
 
-    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
+    def __init__(self, model: LanguageModel, network: Any, prompts: Encoded) -> None:
         """Run prompts."""
         self.forwards, self.network = model.forwards, network
         inputs = self.forwards.inputs(network, prompts, side="left")
         self.ids: Tensor = inputs.pop("input_ids")  # [B, T] that were run
-        self.arguments = inputs | {"use_cache": True}  # of the next forward, beside them
-        if network._supports_default_dynamic_cache():  # an empty one, as ``generate`` makes it; else the class does
+        self.caches = model.capabilities.cache != "none"
+        self.arguments = inputs | {"use_cache": self.caches}  # of the next forward, beside them
+        if (
+            self.caches and network._supports_default_dynamic_cache()
+        ):  # an empty one, as ``generate`` makes it; else the class does
             name = "cache_params" if "cache_params" in self.forwards.accepted else "past_key_values"
             self.arguments[name] = DynamicCache(config=network.config.get_text_config(decoder=True))
         self._run(is_first_iteration=True)
         kept = {"attention_mask", "position_ids", "use_cache", *ALL_CACHE_NAMES}
         joins = self.forwards.collation
         aligned = {name for name in joins.rows | joins.per_token if name in inputs}
-        kinds = {name for prompt in prompts for name in prompt.features.kinds}
+        kinds = {name for features in prompts.features for name in features.kinds}
         self.arguments = {name: value for name, value in self.arguments.items() if name in kept | aligned | kinds}
 
     def select(self, rows: Tensor) -> None:
@@ -242,40 +305,13 @@ class Cached:
     def step(self, tokens: Tensor) -> None:
         """Run a further token [B, 1] of each row."""
         self.ids = torch.cat([self.ids, tokens], 1)
-        self._run(next_sequence_length=1)
+        self._run(next_sequence_length=1 if self.caches else None)
 
     def _run(self, **more: Any) -> None:
         inputs = self.network.prepare_inputs_for_generation(self.ids, **more, **self.arguments)
         out, _ = self.forwards.call(self.network, inputs, logits="last")
         self.logits = out.logits[:, -1].float()
         self.arguments = further(self.network, out, self.arguments)
-
-
-class Uncached:
-    """Rows of which every token is computed with all that stand before it; in the place of ``Cached``."""
-
-    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
-        self._model, self._network, self._rows = model, network, list(prompts)
-        self.logits = self._last()
-
-    def select(self, rows: Tensor) -> None:
-        self._rows = [self._rows[row] for row in rows.tolist()]
-        self.logits = self.logits.index_select(0, rows)
-
-    def step(self, tokens: Tensor) -> None:
-        fill = self._model.capabilities.fill
-        self._rows = [row.followed_by(own, fill) for row, own in zip(self._rows, tokens.cpu(), strict=True)]
-        self.logits = self._last()
-
-    def _last(self) -> Tensor:
-        found, forwards, known = dict[int, Tensor](), self._model.forwards, self._model.capabilities
-        for group in forwards.collation.groups(self._rows, together=known.padded, mixes=known.mixes):
-            rows = [self._rows[row] for row in group]
-            inputs = forwards.inputs(self._network, rows) | {"use_cache": False}
-            out, _ = forwards.call(self._network, inputs, logits="all")
-            for place, (number, row) in enumerate(zip(group, rows, strict=True)):
-                found[number] = out.logits[place, len(row.ids) - 1].float()
-        return torch.stack([found[row] for row in range(len(self._rows))])
 
 
 def further(network: Any, out: Any, arguments: Inputs) -> Inputs:
@@ -288,25 +324,22 @@ def decode_by_class(
     model: LanguageModel, network: Any, rows: DecodingRows, batch_size: int, check_cancelled: Callable[[], None]
 ) -> None:
     """Decode rows by the forward of their class, batch by batch; those that have ended are dropped from it."""
-    prompts, index, known = Conversation.prompts(rows.prompts), rows.index, model.capabilities
+    prompts, index, known = rows.prompts, rows.index, model.capabilities
     with caching(network):
         for start in range(0, len(rows.waiting), batch_size):
             some = rows.waiting[start : start + batch_size]
             needed = list(dict.fromkeys(index[row] for row in some))
-            alike = [prompts[prompt] for prompt in needed]
-            for group in model.forwards.collation.groups(alike, together=known.cache != "alone", mixes=known.mixes):
+            alike = prompts.select(needed)
+            for group in model.forwards.collation.groups(alike, together=known.cache == "padded", mixes=known.mixes):
                 place = {needed[number]: n for n, number in enumerate(group)}
                 batch = [row for row in some if index[row] in place]
-                kind = Uncached if known.cache == "none" else Cached
                 with outside_inference():
-                    cached = kind(model, network, [alike[number] for number in group])
+                    cached = Cached(model, network, alike.select(group))
                     cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
                 _decode(cached, rows, batch, check_cancelled)
 
 
-def _decode(
-    cached: Cached | Uncached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]
-) -> None:
+def _decode(cached: Cached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]) -> None:
     live = Live(len(batch), rows.device)
     rows.enter(batch, live)
     while True:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.language.model.forwards import Conversation
+from burnish.language.model.forwards import conversations
 from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded, Features, PartialResponse
@@ -137,70 +136,21 @@ LOOK = 8  # tokens between looks at which rows have ended, on a GPU
 IDLE = 0.25  # fraction of the batch that finishes before finished rows are dropped, or replaced by waiting ones
 
 
-def decode(
-    model: LanguageModel,
-    network: nn.Module,
-    prompts: Encoded,
-    index: Sequence[int],
-    keys: Sequence[int],
-    sampling: Sampling,
-    *,
-    batch_size: int = 256,
-    limits: Sequence[int] | None = None,
-    check_cancelled: Callable[[], None] = lambda: None,
-    on_ended: Ended | None = None,
-    turn: Turn | None = None,
-    fused: list[Any] | None = None,
-    partial: Sequence[PartialResponse] = (),
-) -> Completion:
-    """Sample one response per row.
-
-    A response depends on its prompt, its key and the weights, not on the rest of the batch: each token is chosen by a
-    uniform number that is a function of the key and the token's index.
-
-    Args:
-        model: that reads and writes them.
-        network: whose weights sample.
-        prompts: [P] prompts; each is prefilled once for all of its responses.
-        index: [B] prompt of each row; rows of one prompt should be adjacent.
-        keys: [B] 63-bit numbers (:func:`burnish.utils.random.key` of seed, purpose, update, prompt and sample).
-        sampling: temperature, filters and limits.
-        batch_size: rows that are decoded at once; changes speed and memory only.
-        limits: [B] largest length of each response, if not ``sampling.max_new_tokens``. One that stops there and goes
-            on later, as ``partial``, draws what it would have drawn.
-        check_cancelled: called before every token; it raises to stop.
-        on_ended: called with rows as soon as they end, each once, while the others go on.
-        turn: which conversations the rows are, so that one computes what was said since its last turn alone.
-        fused: what the first of several calls with the same weights keeps for the others.
-        partial: [B] what there is of the responses, which is read with their prompts; nothing if none are given.
-
-    Returns:
-        Responses in the order of the rows; the id that ended one is its last token.
-    """
-    with torch.inference_mode():
-        rows = DecodingRows(
-            model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
-            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused, partial=partial,
-        )  # fmt: skip
-        if rows.waiting:
-            model.decode_rows(network, rows, batch_size=batch_size, check_cancelled=check_cancelled)
-    return rows.completion()
-
-
 def with_partial(
     model: LanguageModel, prompts: Encoded, index: Sequence[int], partial: Sequence[PartialResponse]
 ) -> tuple[Encoded, list[int]]:
     """Prompts and the index of each row's: responses that go on stand behind theirs, as prompts of their own."""
-    table, places = [prompts], list(index)
-    for row, own in enumerate(partial):
-        if len(own.ids):
-            one = prompts.select([index[row]])
-            longer = Conversation(one.ids[0], one.features[0]).followed_by(own.ids, model.capabilities.fill)
-            further = one.next_position[0] + torch.arange(len(own.ids)).expand(len(one.positions[0]), -1)
-            places[row] = len(prompts) + len(table) - 1
-            positions = torch.cat([one.positions[0], further], 1)
-            table.append(Encoded(ids=[longer.ids], positions=[positions], features=[longer.features]))
-    return Encoded.cat(table), places
+    places = list(index)
+    begun = [row for row, own in enumerate(partial) if len(own.ids)]
+    if not begun:
+        return prompts, places
+    owners = torch.tensor([index[row] for row in begun])
+    ids = nn.utils.rnn.pad_sequence([partial[row].ids for row in begun], batch_first=True)
+    length = torch.tensor([len(partial[row].ids) for row in begun])
+    written = Completion.of_text(Gathered(table=prompts, index=owners), ids, length, axes=model.axes)
+    for place, row in enumerate(begun, len(prompts)):
+        places[row] = place
+    return Encoded.cat([prompts, conversations(written, model.capabilities.fill)]), places
 
 
 class Live:
@@ -239,14 +189,12 @@ class DecodingRows:
         device: torch.device,
         *,
         on_ended: Ended | None,
-        turn: Turn | None,
-        fused: list[Any],
         partial: Sequence[PartialResponse],
     ) -> None:
         """See ``decode``."""
         self.model, self.asked, self.sampling = model, (prompts, list(index)), sampling
         self.prompts, self.index = with_partial(model, prompts, index, partial)  # what is prefilled
-        self.device, self.on_ended, self.turn, self.fused = device, on_ended, turn, fused
+        self.device, self.on_ended = device, on_ended
         self.banned, self.stops = model.banned.to(device), torch.tensor(model.stop, device=device)
         count, longest = len(self.index), sampling.max_new_tokens
         self.limits = [longest] * count if limits is None else list(limits)
@@ -255,17 +203,13 @@ class DecodingRows:
         self.waiting = [row for row, limit in enumerate(self.limits) if limit > self.written[row]]
         self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
-        self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
-        self.logprob = torch.zeros(count, longest + 1, device=device)
-        self.length = torch.zeros(count, dtype=torch.long, device=device)
-        self.finished = torch.zeros(count, dtype=torch.bool, device=device)
-        if partial:
-            known = zip(*((own.ids, own.logprob) for own in partial), strict=True)
-            for table, parts in zip((self.ids, self.logprob), known, strict=True):
-                there = nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-                table[:, : there.shape[1]] = to_device(there, device)
-            self.length += to_device(torch.tensor(self.written), device)
-            self.finished |= to_device(torch.tensor([own.finished for own in partial]), device)
+        ids, logprob = torch.zeros(count, longest + 1, dtype=torch.long), torch.zeros(count, longest + 1)
+        finished = torch.zeros(count, dtype=torch.bool)
+        for row, own in enumerate(partial):
+            ids[row, : len(own.ids)], logprob[row, : len(own.ids)] = own.ids, own.logprob
+            finished[row] = own.finished
+        self.ids, self.logprob, self.finished = (to_device(one, device) for one in (ids, logprob, finished))
+        self.length = to_device(torch.tensor(self.written, dtype=torch.long), device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache

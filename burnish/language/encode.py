@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,30 +39,23 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIB
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(
-        self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True, cached: int = CACHED
-    ) -> None:
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, cached: int = CACHED) -> None:
         """Make one for a model.
 
         Args:
             model: whose processor reads them.
             tools: JSON schemas of functions that the prompts tell of.
-            bounded: refuse prompts that leave the model no position for a response.
             cached: bytes of prompts that are kept, at most.
         """
-        self.model, self.tools, self.bounded = model, tools, bounded
+        self.model, self.tools = model, tools
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
         self._encoded: LruCache[Encoded] = LruCache(cached, bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
-        unique = {prompt.uid: prompt for prompt in prompts}
-        if self.readers is not None:
-            unread = self.unread(prompts)
-            self.readers.read(unread if len(unread) > 1 else ())  # one is read here in the time that its way would take
-        table = Encoded.cat([self._encoded.get(uid, partial(self._encode, one)) for uid, one in unique.items()])
-        row = {uid: i for i, uid in enumerate(unique)}
-        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+        if self.readers is not None and len(unread := self.unread(prompts)) > 1:
+            self.readers.read(unread)  # one is read here in the time that its way would take
+        return by_reference(prompts, lambda prompt: self._encoded.get(prompt.uid, partial(self._encode, prompt)))
 
     def unread(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Those prompts, each once, whose media are to be read for the next encoding."""
@@ -74,11 +68,8 @@ class Encoder:
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
-        except (
-            OSError,
-            ImportError,
-            ValueError,
-        ) as error:  # of decoders and processors, where a file broke in the course of a run
+        # of decoders and processors, where a file broke in the course of a run
+        except (OSError, ImportError, ValueError) as error:
             if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
                 raise
             told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
@@ -89,13 +80,15 @@ class Encoder:
                 f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
                 "another model's; fetch the model again"
             )
-        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
-            raise UserError(
-                f"{prompt.name} has {encoded.lengths[0]} tokens with what it shows and plays, but the model has only "
-                f"{self.model.max_positions} ({self.model.position_limit}); shorten it, or set data.max_prompt_length "
-                "and data.overlong=filter"
-            )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
+
+
+def by_reference(prompts: Sequence[Prompt], encode: Callable[[Prompt], Encoded]) -> Gathered[Encoded]:
+    """A row for each prompt, in a table of the distinct ones."""
+    unique = {prompt.uid: prompt for prompt in prompts}
+    row = {uid: i for i, uid in enumerate(unique)}
+    table = Encoded.cat([encode(prompt) for prompt in unique.values()])
+    return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
 
 
 def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
@@ -143,7 +136,7 @@ class Readers:
         self.config, self.tools = config, list(tools)
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
-        self._calls: list[list[str]] = []  # what the last calls of ``ahead`` asked for
+        self._largest = 1  # batch of ``ahead``
         self._own, self._servers = threading.local(), list[Server]()
         self._closed = False
 
@@ -154,12 +147,11 @@ class Readers:
                 self.found[prompt.uid] = self._pool.submit(self._encoded, prompt)
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
-        """The same for the next batch; what nobody took of the one before the last is dropped."""
+        """The same for the next batch, beside the one that is to be used now; what nobody took before is dropped."""
         self.read(prompts)
-        self._calls.append([prompt.uid for prompt in prompts])
-        for uid in self._calls.pop(0) if len(self._calls) > 2 else ():
-            if not any(uid in call for call in self._calls) and (future := self.found.pop(uid, None)):
-                future.cancel()
+        self._largest = max(self._largest, len(prompts))
+        for uid in list(self.found)[: -2 * self._largest]:
+            self.found.pop(uid).cancel()
 
     def close(self) -> None:
         """End the processes."""
@@ -247,31 +239,28 @@ class SharedPrompts:
         Raises:
             UserError: one of them can't be read, on whichever rank.
         """
-        unique = {prompt.uid: prompt for prompt in prompts}
-        outlines = self._outlines({uid: prompt for uid, prompt in unique.items() if prompt.media})
-        table = Encoded.cat([
-            self._lazily(prompt, *outlines[uid]) if uid in outlines else self.encode([prompt]).rows()
-            for uid, prompt in unique.items()
-        ])  # fmt: skip
-        row = {uid: i for i, uid in enumerate(unique)}
-        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+        outlines = self._outlines({prompt.uid: prompt for prompt in prompts if prompt.media})
+
+        def encoded(prompt: Prompt) -> Encoded:
+            outline = outlines.get(prompt.uid)
+            return self.encode([prompt]).rows() if outline is None else self._lazily(prompt, *outline)
+
+        return by_reference(prompts, encoded)
 
     def _outlines(self, prompts: dict[str, Prompt]) -> dict[str, Outline]:
         known = {uid: found for uid in prompts if (found := self._known.find(uid)) is not None}
         new = [uid for uid in prompts if uid not in known]
         if not new:
             return known
-        mine: list[Outline] | str = []
-        try:
-            if own := [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]:
-                encoded = self.encode(own).rows()  # together: other processes may read them at once
-                mine = [_outline(encoded.select([row])) for row in range(len(encoded))]
-        except UserError as error:
-            mine = str(error)  # all ranks stop, and none waits for another
-        gathered = self.ranks.gather(mine)
-        if failed := next((one for one in gathered if isinstance(one, str)), None):
-            raise UserError(failed)
-        every: dict[str, Any] = dict(zip(new, (outline for several in gathered for outline in several), strict=True))
+
+        def own() -> list[Outline]:
+            mine = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
+            if not mine:
+                return []
+            encoded = self.encode(mine).rows()  # together: other processes may read them at once
+            return [_outline(encoded.select([row])) for row in range(len(encoded))]
+
+        every: dict[str, Any] = dict(zip(new, chain.from_iterable(self.ranks.each(own)), strict=True))
         return known | {uid: self._known.get(uid, partial(every.__getitem__, uid)) for uid in new}
 
     def _lazily(self, prompt: Prompt, outline: Encoded, shapes: dict[str, Any]) -> Encoded:

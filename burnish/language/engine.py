@@ -19,7 +19,8 @@ from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.language.batches import response_stats
 from burnish.language.config import LanguageConfig
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
@@ -31,7 +32,7 @@ from burnish.options.language import SamplingOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
-from burnish.rollout.sources import Job, RolloutRequest, collector
+from burnish.rollout.sources import Job, RolloutRequest, collector, group_starts
 from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
@@ -48,7 +49,7 @@ class ResponseJob(Job):
     """Which responses to make, and how."""
 
     sampling: Sampling
-    # gets rows and their responses as soon as they end, while others go on
+    # gets rows and their responses as soon as they end, while others go on; again where an engine begins anew
     finished: Callable[[Sequence[int], Sequence[Response]], None] | None = None
     limits: Sequence[int] | None = None  # [B] largest length of each response, where there is ``partial``
     partial: Sequence[PartialResponse] = ()  # [B] what there is of responses that go on, where any do
@@ -62,7 +63,7 @@ class ResponseJob(Job):
 
     def greedy(self) -> ResponseJob:
         """The greedy response to each of the prompts, once."""
-        first = [row for row, g in enumerate(self.group.tolist()) if row == 0 or g != int(self.group[row - 1])]
+        first = group_starts(self.group)[:-1]
         sampling = replace(self.sampling, temperature=0.0, first_temperature=None)
         prompts = [self.prompts[row] for row in first]
         return replace(
@@ -89,29 +90,21 @@ class ResponseEngine:
         prompts = self.encode(job.prompts)
         _refuse_long(prompts, job, self.roles.model)
         keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
-        model, finished = self.roles.model, job.finished
+
         known: dict[int, Response] = {}
 
-        def tell(rows: Sequence[int], ids: Sequence[Sequence[int]], ended: Sequence[bool]) -> None:
-            assert finished is not None, "nobody wants to be told"
-            # of those that an engine tells of again, as it had to begin anew, the first word holds
-            new = {
-                row: Response(model.decode(own), finished=one)
-                for row, own, one in zip(rows, ids, ended, strict=True)
-                if row not in known
-            }
-            known.update(new)
-            finished(list(new), list(new.values()))
+        def response(row: int, ids: Sequence[int], ended: bool) -> Response:
+            if row not in known:
+                known[row] = Response(self.roles.model.decode(ids), finished=ended)
+            return known[row]
 
+        more: dict[str, Any] = {"limits": job.limits, "partial": job.partial} if job.partial else {}
+        if (finished := job.finished) is not None:
+            more["on_ended"] = lambda rows, ids, ended: finished(rows, list(map(response, rows, ids, ended)))
         with self.responding(job) as respond:
-            on_ended = None if finished is None else tell
-            more = {"limits": job.limits, "partial": job.partial} if job.partial else {}
-            completion = respond(prompts.table, prompts.index.tolist(), keys, on_ended=on_ended, **more)
-        rows = zip(completion.ids, completion.mask, completion.finished.tolist(), strict=True)
-        return completion, [
-            known.get(row) or Response(model.decode(ids[mask].tolist()), finished=ended)
-            for row, (ids, mask, ended) in enumerate(rows)
-        ]
+            completion = respond(prompts.table, prompts.index.tolist(), keys, **more)
+        ids = [row[mask].tolist() for row, mask in zip(completion.ids, completion.mask, strict=True)]
+        return completion, list(map(response, range(len(ids)), ids, completion.finished.tolist()))
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
         """Have processes beside this one, if there are any, read what prompts show that will be encoded later."""
@@ -202,8 +195,14 @@ class ResponseRollouts:
             longest, turns = self.environment.longest(longest), self.environment.max_turns
         if request.ahead:
             self.engine.ahead(request.ahead)
+        put_aside: list[RolloutRequest] = []
         with self.watch("gen"):
-            request, trace, responses, scoring, put_aside = self._sampled(request)
+            if self.ahead.partial is None and not any(request.partial):
+                trace, responses, scoring = sampled_for(self._job(request), self.engine, self.scorer)
+            else:
+                request, trace, responses, put_aside = self._sampled_in_parts(request)
+                scoring = collector(self._job(request), self.scorer, one_by_one=True)
+                submit(scoring, self.scorer, trace, responses)
         job, older = self._job(request), [own for own in request.partial if own is not None]
         with self.watch("reward"):
             scores = scoring.scores(self.check_cancelled)
@@ -249,13 +248,11 @@ class ResponseRollouts:
             update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
         )  # fmt: skip
 
-    def _sampled(
+    def _sampled_in_parts(
         self, request: RolloutRequest
-    ) -> tuple[RolloutRequest, Completion, list[Response], Collector, list[RolloutRequest]]:
-        """Samples of a request; where responses may go on later, of its complete groups, and what goes on."""
+    ) -> tuple[RolloutRequest, Completion, list[Response], list[RolloutRequest]]:
+        """The complete groups of a request with their responses, and what goes on later."""
         job, longest = self._job(request), self.sampling.max_new_tokens
-        if self.ahead.partial is None and not any(request.partial):
-            return request, *sampled_for(job, self.engine, self.scorer), []
         written = [own or PartialResponse(update=request.update) for own in request.partial]
         limits = [self._limit(request, own) for own in written]
         trace, responses = self.engine.sample(replace(job, partial=written, limits=limits))
@@ -263,10 +260,7 @@ class ResponseRollouts:
         rest, rows = goes_on.nonzero().flatten().tolist(), (~goes_on).nonzero().flatten().tolist()
         now: list[PartialResponse | None] = [so_far(written[row], trace, row, request.version) for row in rest]
         put_aside = [replace(request.select(rest), partial=now, ahead=[])] if rest else []
-        request, trace, responses = request.select(rows), trace.select(rows), [responses[row] for row in rows]
-        scoring = collector(self._job(request), self.scorer, one_by_one=True)
-        submit(scoring, self.scorer, trace, responses)
-        return request, trace, responses, scoring, put_aside
+        return request.select(rows), trace.select(rows), [responses[row] for row in rows], put_aside
 
     def _limit(self, request: RolloutRequest, written: PartialResponse) -> int:
         """Tokens of a response at the end of a batch.
@@ -312,13 +306,12 @@ class ResponseRollouts:
 
 def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
     """The first response to each of the first prompts."""
-    for row, response in enumerate(responses):
-        group = int(job.group[row])
-        if group < QUOTED and (row == 0 or int(job.group[row - 1]) != group):
+    for row in group_starts(job.group)[:-1]:
+        if int(job.group[row]) < QUOTED:
             prompt = job.prompts[row]
             asked = prompt.turns[-1].text if prompt.messages else prompt.text
             reward = None if scores.missing[row] else float(scores.reward[row])
-            yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
+            yield Quote(asked[:LONGEST], responses[row].full_text[:LONGEST], reward)
 
 
 def chosen_last(trace: Completion, row: int) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import token_budget_batches
@@ -103,7 +102,7 @@ def packed_states(
     layout: Layout | Literal["auto"],
     context: Ranks,
 ) -> ResponseStates:
-    """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
+    """States of a micro-batch, in one forward pass of the decoder; see ``response_states``."""
     used, owner = completion.prompts.index.unique(return_inverse=True)
     prompts, responses = completion.prompts.table.select(used), completion.length.tolist()
     chosen: Layout = "shared"  # without a response it contains the prompts, so that there is a graph
@@ -151,49 +150,35 @@ def unfolded(completion: Completion) -> Completion:
     if not bool(begins.any()):
         return completion
     prompts = completion.prompts
-    table, index, rows, spans = [prompts.table], [], [], []
+    table, index, parts = [prompts.table], [], []
     for row, length in enumerate(completion.length.tolist()):
+        whole, opening = completion.select([row]), int(prompts.index[row])
         starts = [0, *begins[row].nonzero().flatten().tolist()]
-        prompt = opening = int(prompts.index[row])
-        for number, (start, end) in enumerate(zip(starts, [*starts[1:], length], strict=True)):
-            first = start
-            if number:
+        for start, end in pairwise([*starts, length]):
+            first, prompt, features = start, opening, _without_places(completion.features[row], end)
+            if start:
                 first += int(completion.mask[row, start:end].int().argmax())  # what the policy says to it
                 table.append(_prompt(completion, row, start, first, prompts.table.features[opening]))
-                prompt = sum(len(one) for one in table) - 1
+                prompt, features = len(prompts.table) + len(table) - 2, Features()
             index.append(prompt)
-            rows.append(row)
-            spans.append((first, end))
-    width = max(end - first for first, end in spans)
-
-    def cut(values: Tensor) -> Tensor:
-        parts = [values[row, ..., first:end] for row, (first, end) in zip(rows, spans, strict=True)]
-        return torch.stack([F.pad(part, (0, width - part.shape[-1])) for part in parts])
-
-    names = ("ids", "mask", "logprob", "positions")
-    return replace(
-        completion,
-        **{name: cut(getattr(completion, name)) for name in names},
-        prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)),
-        length=torch.tensor([end - first for first, end in spans]),
-        finished=completion.finished[rows],
-        features=[_without_places(completion.features[row], end) if not first else Features()
-                  for row, (first, end) in zip(rows, spans, strict=True)],
-    )  # fmt: skip
+            cut: Any = {name: getattr(whole, name)[..., first:end] for name in ("ids", "mask", "logprob", "positions")}
+            parts.append(replace(whole, **cut, length=torch.tensor([end - first]), features=[features]))
+    return replace(Completion.cat(parts), prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)))
 
 
 def _prompt(completion: Completion, row: int, start: int, end: int, opening: Features) -> Encoded:
     """The conversation that begins at a token; where it has no media of its own, it shows those of the opening."""
     own, before = completion.features[row], f"{start}/"
-    named = {name: name.removeprefix(before) for name in own.tensors if name.startswith(before)}
-    kinds = {short: own.tensors[name] for name, short in named.items() if short in opening.kinds}
-    tensors = {short: own.tensors[name] for name, short in named.items() if short not in kinds}
+    named = {name.removeprefix(before): value for name, value in own.tensors.items() if name.startswith(before)}
+    kinds = {name: value for name, value in named.items() if name in opening.kinds}
+    tensors = {name: value for name, value in named.items() if name not in kinds}
     axes = {name.removeprefix(before): axis for name, axis in own.axes.items() if name.startswith(before)}
-    media = Features(tensors, axes, kinds) if tensors else Features(opening.tensors, opening.axes, kinds)
+    media = Features(tensors, axes) if tensors else opening
     if NO_MEDIA.keys() <= tensors.keys():
-        media = Features(kinds=kinds)
+        media = Features()
+    features = Features(media.tensors, media.axes, kinds)
     return Encoded(
-        ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[media]
+        ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[features]
     )
 
 
@@ -207,17 +192,16 @@ def _without_places(features: Features, length: int) -> Features:
 WITHOUT_PADDING: tuple[Layout, ...] = ("packed", "shared")
 
 
-def estimate(
-    prompts: Sequence[int], responses: Sequence[int], owner: Sequence[int], size: LanguageModel
-) -> dict[Layout, float]:
-    """Multiplications of a forward pass under each layout.
+def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]:
+    """Multiplications of a forward pass over responses under each layout; their last token is not read.
 
     Args:
-        prompts: [B] length of the prompt of each response.
-        responses: [B] length of each response.
-        owner: [B] index of that prompt; responses of one prompt can share it.
+        completion: responses, of which those of one prompt can share it.
         size: of the network.
     """
+    owner = completion.prompts.index.tolist()
+    prompts = [completion.prompts.table.lengths[prompt] for prompt in owner]
+    responses = [max(length - 1, 0) for length in completion.length.tolist()]
 
     def cost(tokens: float, pairs: float) -> float:
         return float(tokens * size.parameters_per_token + 2 * pairs * size.attention_width)
@@ -234,13 +218,6 @@ def estimate(
         )
         * 1.04,
     }
-
-
-def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]:
-    """The same of a forward pass over responses, whose last token is not read."""
-    owner, lengths = completion.prompts.index.tolist(), completion.prompts.table.lengths
-    responses = [max(length - 1, 0) for length in completion.length.tolist()]
-    return estimate([lengths[prompt] for prompt in owner], responses, owner, size)
 
 
 def multiplications(completion: Completion, size: LanguageModel, layout: Layout | Literal["auto"]) -> float:
@@ -286,16 +263,22 @@ def response_states(
 ) -> ResponseStates:
     """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
+    A model that can't run a layout takes the nearest that it can.
+
     Args:
         model: that reads and writes them.
         network: the policy, the reference, or any other network of its class.
         completion: [B] responses.
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.
-        context: ranks that run the same micro-batch together, each a chunk of its tokens.
+        context: ranks that run the same micro-batch together: each a chunk of a packed sequence, or all of another.
     """
     rows = unfolded(completion)
-    states = model.response_states(network, rows, layout=layout, context=context)
+    if layout != "padded" and model.packs(rows.prompts.rows().features + rows.features):
+        states = packed_states(model, network, rows, layout=layout, context=context)
+    else:
+        alone = model.forwards.responses(network, rows, model.capabilities, single=model.single_forward)
+        states = alone.shared_out(context)
     return states if rows is completion else replace(states, mask=to_device(completion.mask, states.hidden.device))
 
 

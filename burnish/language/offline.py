@@ -212,7 +212,7 @@ def short_records(
     limit, lengths = config.data.max_prompt_length, dict[str, int]()
     if limit is not None:
         prompts = list({prompt.uid: prompt for prompt in prompts_of(records)}.values())
-        each = prompt_lengths(Encoder(reader(), tools, bounded=False, cached=0), prompts, ranks)
+        each = prompt_lengths(Encoder(reader(), tools, cached=0), prompts, ranks)
         lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
     known = positions_of(config.model)
     problems = [_complaint(record, lengths, known, reader, config, tools) for record in records]

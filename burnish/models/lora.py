@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -283,21 +284,20 @@ def adapter_state(network: nn.Module, name: str) -> tuple[dict[str, Tensor], dic
 
 
 def save_for_peft(network: nn.Module, folder: Path, name: str) -> None:
-    """Write an adapter as peft reads it, for networks whose class in diffusers reads none.
+    """Write an adapter as peft's ``from_pretrained`` reads it.
 
     Args:
         network: with adapters.
-        folder: is made.
+        folder: is made where there is none.
         name: of the adapter.
     """
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
-    weights, _ = adapter_state(network, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, metadata = adapter_state(network, name)
     marked = {f"base_model.model.{key}": value.contiguous() for key, value in weights.items()}
     save_file(marked, folder / "adapter_model.safetensors")
-    config: Any = network.peft_config[name]  # type: ignore[index]
-    config.save_pretrained(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
 
 
 def merged_state(network: nn.Module, name: str, *, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], float]:

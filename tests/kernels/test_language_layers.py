@@ -10,7 +10,7 @@ from burnish.language import attention
 from burnish.language import logprobs as head
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
-from burnish.language.logprobs import estimate
+from burnish.language.logprobs import costs_of
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
 
@@ -114,7 +114,8 @@ def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
 
 def test_every_layout_costs_its_tokens_and_half_of_their_pairs():
     size = SimpleNamespace(parameters_per_token=1, attention_width=1)
-    found = estimate([30, 30], [10, 20], [0, 0], size)
+    prompts = SimpleNamespace(index=torch.tensor([0, 0]), table=SimpleNamespace(lengths=[30]))
+    found = costs_of(SimpleNamespace(prompts=prompts, length=torch.tensor([11, 21])), size)
     padded, packed, shared = 2 * (50 + 50**2), 90 + 40**2 + 50**2, 60 + 30**2 + 2 * (10 * 40 + 20 * 50)
     assert found == pytest.approx({"padded": padded, "packed": 1.02 * packed, "shared": 1.04 * shared})
 

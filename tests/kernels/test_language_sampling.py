@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from burnish.language.batches import repeated, response_stats
-from burnish.language.decoding import Sampling, choose, decode, keep_likely, penalise, philox, uniforms
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.language.engine import so_far
 from burnish.language.logprobs import response_logprobs
 from burnish.types.batch import Gathered

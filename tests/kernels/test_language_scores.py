@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs, response_states
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn

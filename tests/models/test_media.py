@@ -14,6 +14,7 @@ from transformers.utils import is_torchvision_available, is_torchvision_v2_avail
 
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Audio, Shown, Video
+from burnish.models import processors as ours
 from burnish.types.completion import Encoded
 from tests.support.language_samples import model_of, responses
 from tests.support.model_runs import changed
@@ -168,8 +169,6 @@ def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tm
 
 
 def test_what_stands_in_for_torchvision_resizes_as_it_does():
-    from burnish.models import processors as ours
-
     for image in (torch.full((2, 3, 9, 7), 200, dtype=torch.uint8), torch.full((3, 9, 7), 0.25)):
         for mode in ("bilinear", "bicubic", "nearest", "nearest-exact", "lanczos"):
             resized = ours.resize(image, (20, 5), interpolation=ours.InterpolationMode(mode))

@@ -12,7 +12,8 @@ from torch import nn
 from burnish.config import load
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.options import ModelOptions
-from burnish.language.decoding import Sampling, decode
+from burnish.language.decoders import decode
+from burnish.language.decoding import Sampling
 from burnish.language.model.loading import load_language_model
 from burnish.models.tiny import describe
 from burnish.tasks import assemble

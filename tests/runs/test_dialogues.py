@@ -12,6 +12,7 @@ from burnish.environments.base import Environment, Observation
 from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs, unfolded
 from burnish.registry import lookup, options
+from burnish.rewards.calls import call_reward
 from burnish.rewards.text.base import POLICY, Response
 from tests.support.asked import reward
 from tests.support.games import Roles, Shows, play, prompts
@@ -115,8 +116,6 @@ def test_a_budget_of_tokens_or_of_turns_cuts_a_dialogue():
 
 @pytest.mark.parametrize(("fails", "turns", "says"), [("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "str")])
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, says):
-    from burnish.rewards.calls import call_reward
-
     completion, responses = play(Shows(fails=fails), prompts())
     if fails == "type":
         assert "step returned str" in responses[0].dialogue.error

@@ -14,6 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer
 
+from burnish.language.vllm.apart.burnish_vllm.inputs import key_of
+from burnish.language.vllm.process import APART, START
 from tests.support.forked import forked
 from tests.support.optional import seldom
 from tests.support.processes import gone
@@ -146,8 +148,6 @@ def test_a_python_without_vllm_is_named(vllm):
 
 def test_the_worker_ends_with_its_parent():
     """Although it holds both ends of its connection, so that only its parent's absence can tell it."""
-    from burnish.language.vllm.process import APART, START
-
     code = f"""
 import subprocess, sys, os, socket
 a, b = socket.socketpair()
@@ -162,8 +162,6 @@ os._exit(0)
 
 
 def test_prompts_have_the_names_of_their_media():
-    from burnish.language.vllm.apart.burnish_vllm.inputs import key_of
-
     assert len({key_of(ids, names) for ids in ([1, 2], [1, 3]) for names in ((), ("image-a",), ("image-b",))}) == 6
 
 

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from burnish.language.decoders import CacheKind, further
-from burnish.language.decoding import Sampling, decode
-from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs
+from burnish.language.decoders import CacheKind, decode, further
+from burnish.language.decoding import Sampling
+from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs, scores_of_logits
 from burnish.language.model.base import NOTHING, Shown
-from burnish.language.model.forwards import Conversation, HeadUnusedError, samples, switch
+from burnish.language.model.forwards import conversations, samples, switch
 from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
@@ -64,21 +64,20 @@ def check(model: LanguageModel) -> Capabilities:
     """
     name = type(model.network).__name__
     said = f"model.path is {model.path}: {name}"
-    try:
-        completion = any_responses(model)
-        known = replace(_head(model, completion), fill=_kinds(model, completion))
-    except HeadUnusedError:
-        raise UserError(
-            f"{said} doesn't call the head that get_output_embeddings() names, so that its states can't be read; give "
-            "another model"
-        ) from None
+    completion = any_responses(model)
+    known = replace(_head(model, completion), fill=_kinds(model, completion))
+    if model.attention != "auto":  # which is compared with PyTorch's
+        said = f"model.attention is {model.attention}, {said}"
+        model.network.set_attn_implementation("sdpa")
     own = own_logprobs(model, model.network, completion, known.fill)
+    if model.attention != "auto":
+        model.network.set_attn_implementation(model.attention)
     if not _causal(model, completion, known.fill):
         raise UserError(
             f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "
             "decoder"
         )
-    differences, everything = dict[str, float | Exception](), range(len(completion))
+    differences, everything = dict[str, str](), range(len(completion))
     slack = EXACT if model.compute == torch.float32 else ROUNDED
 
     def agrees(
@@ -91,40 +90,36 @@ def check(model: LanguageModel) -> Capabilities:
             with torch.no_grad():
                 found = run(part)
         except SLIPS as error:  # whatever a class makes of a form that it was not written for
-            log.info("%s: %s: %s", what, type(error).__name__, error)
-            differences[what] = error
+            differences[what] = f"fails: {first_line(error)}"
             return False
         if found.ids is not part.ids:
             expected = own_logprobs(model, model.network, found, known.fill)
         off = (found.logprob - expected).abs()[found.mask]
         # in half precision single tokens round far apart
-        differences[what] = apart = float(off.max() if model.compute == torch.float32 else off.mean())
+        apart = float(off.max() if model.compute == torch.float32 else off.mean())
+        differences[what] = f"{apart:.1g}"
         return apart <= slack
 
+    def refusal(what: str) -> UserError:
+        return UserError(
+            f"{said} can't be trained, as log-probs ({what}) are not those of its own forward (difference in nats: "
+            f"{differences[what]}); give another model"
+        )
+
     if not agrees("one row", known, partial(_scored, model, "padded")):
-        raise UserError(_refusal(said, "one row by itself", differences["one row"]))
+        raise refusal("one row")
     padded = (replace(known, padded=True, mixes=mixes) for mixes in (True, False))
     alone = replace(known, mixes=False)
     known = next((one for one in padded if agrees("padded rows", one, partial(_scored, model, "padded"))), alone)
     caches = [replace(known, cache=cache) for cache in get_args(CacheKind)]
     cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
     if cached is None:
-        raise UserError(_refusal(said, "decoding token by token", differences["cache: none"]))
+        raise refusal("cache: none")
     known = _packed(model, cached, completion, agrees)
     model.capabilities = known
-    shown = ", ".join(
-        f"{what} {'fails' if isinstance(off, Exception) else f'{off:.1g}'}" for what, off in differences.items()
-    )
+    shown = ", ".join(f"{what} {difference}" for what, difference in differences.items())
     log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
     return known
-
-
-def _refusal(said: str, what: str, off: float | Exception) -> str:
-    if isinstance(off, Exception):
-        why = f"fails where its own forward does not: {first_line(off)}"
-    else:
-        why = f"has log-probs that differ by {off:.2g} nats from those of its own forward"
-    return f"{said} can't be trained, as {what} {why}; give another model"
 
 
 def _packed(
@@ -141,11 +136,13 @@ def _packed(
         rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
         if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in WITHOUT_PADDING):
-            fast = replace(tried, fast=True)
-            return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else tried
-    switch(model.network, decoder, on=False)
+            known = tried
+            break
+    else:
+        switch(model.network, decoder, on=False)
+        rows = list(range(len(completion)))
     fast = replace(known, fast=True)
-    return fast if agrees("own decoder", fast, partial(_decoded, model)) else known
+    return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:
@@ -173,7 +170,7 @@ def _decoded(model: LanguageModel, completion: Completion) -> Completion:
 
 def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     """What a class makes of its head's product."""
-    one = model.forwards.inputs(model.network, Conversation.of(completion, {})[:1])
+    one = model.forwards.inputs(model.network, conversations(completion.select([0]), {}))
     with torch.no_grad():
         out, states = model.forwards.call(model.network, one | {"use_cache": False}, logits="all")
         weight = model.head(model.network).weight
@@ -224,31 +221,31 @@ def any_responses(model: LanguageModel) -> Completion:
     The longest is longer than a sliding window, unless that is thousands of tokens: its mask is the class's own.
     """
     long = " ".join(str(number) for number in range(LONGEST))[: 4 * min(window_of(model.config), LONGEST)]
-    tried = [("Hello", NOTHING), (f"Count: {long}", NOTHING)]
-    if "image" in model.readable:
-        images = samples("image")
-        tried += [("What do you see?", Shown(images=images[:1])), ("Compare", Shown(images=images[1:]))]
-    if "video" in model.readable:
-        tried.append(("What happens?", Shown(videos=samples("video")[:1])))
-    if "audio" in model.readable:
-        sounds = samples("audio", model.audio_rate or 0)
-        tried += [("What do you hear?", Shown(audios=sounds[:1])), ("And here?", Shown(audios=sounds[1:2]))]
+    images, sounds = samples("image"), samples("audio", model.audio_rate or 0)
+    tried = [
+        ("text", "Hello", NOTHING),
+        ("text", f"Count: {long}", NOTHING),
+        ("image", "What do you see?", Shown(images=images[:1])),
+        ("image", "Compare", Shown(images=images[1:])),
+        ("video", "What happens?", Shown(videos=samples("video")[:1])),
+        ("audio", "What do you hear?", Shown(audios=sounds[:1])),
+        ("audio", "And here?", Shown(audios=sounds[1:2])),
+    ]
     encoded, failed, seen = [], dict[str, Exception](), set[str]()
-    for words, shown in tried:
-        brought = list(shown.sizes) or ["text"]
-        parts: list[dict[str, str]] = [{"type": kind} for kind, sizes in shown.sizes.items() for _ in sizes]
+    for kind, words, shown in tried:
+        if kind not in ("text", *model.readable):
+            continue
+        parts: list[dict[str, str]] = [{"type": kind} for _ in shown.sizes.get(kind, ())]
         try:
             chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
             prompt = model.encode(chat, shown)
             with torch.no_grad():
-                inputs = model.forwards.inputs(model.network, Conversation.prompts(prompt))
+                inputs = model.forwards.inputs(model.network, prompt)
                 model.forwards.call(model.network, inputs | {"use_cache": False}, logits="last")
             encoded.append(prompt)
-            seen |= {*brought}
-        except HeadUnusedError:
-            raise
+            seen.add(kind)
         except Exception as error:  # processors and towers raise anything for what they don't take
-            failed |= {kind: error for kind in brought if kind not in failed}
+            failed.setdefault(kind, error)
     if not encoded:
         why = failed.get("image", failed["text"])  # some take none without an image
         name = type(model.network).__name__
@@ -281,23 +278,20 @@ def own_logprobs(
     model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
 ) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row; 0 beyond their lengths."""
-    found = torch.zeros(completion.ids.shape)
-    for row, logits in enumerate(own_logits(model, network, completion, fill)):
-        allowed = (logits / temperature).index_fill(-1, model.banned.to(logits.device), -torch.inf)
-        ids = completion.ids[row, : len(logits), None].to(logits.device)
-        found[row, : len(logits)] = allowed.log_softmax(-1).gather(-1, ids)[:, 0].cpu()
-    return found
+    logits = torch.cat(own_logits(model, network, completion, fill))
+    ids, banned = completion.ids[completion.mask].to(logits.device), model.banned.to(logits.device)
+    logprob, _ = scores_of_logits(logits, ids, temperature=temperature, banned=banned)
+    return torch.zeros(completion.ids.shape).masked_scatter(completion.mask, logprob.cpu())
 
 
 def own_logits(model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
     """Logits [T, V] of every response by the class's own forward of one row, its positions left to it."""
     found = []
-    lengths = completion.prompts.table.lengths
-    for row, conversation in enumerate(Conversation.of(completion, fill)):
-        inputs = model.forwards.inputs(network, [conversation])
+    texts, prompts = conversations(completion, fill), completion.lengths.prompt.tolist()
+    for row, length in enumerate(completion.length.tolist()):
+        inputs = model.forwards.inputs(network, texts.select([row]))
         inputs.pop("position_ids", None)
         with torch.no_grad():
             out, _ = model.forwards.call(network, inputs | {"use_cache": False}, logits="all")
-        start = lengths[int(completion.prompts.index[row])] - 1
-        found.append(out.logits[0, start : start + int(completion.length[row])].float())
+        found.append(out.logits[0, prompts[row] - 1 :][:length].float())
     return found

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Message, Prompt
 
 
+CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 RESULT = "<tool_response>\n{}\n</tool_response>"  # as Qwen and Hermes format it
 
 
@@ -37,13 +37,12 @@ class ChatTokenizer:
         self.path, self.tokenizer = path, tokenizer
         self.placeholders, self.reads_parts = placeholders, reads_parts
         tokenizer.chat_template = read_template(path, tokenizer, vision=vision)
-        self._seen: dict[Any, str] = {}  # what the template leaves out of conversations of a shape
+        tokenizer.add_tokens([CUT], special_tokens=True)
+        self._lost: dict[Any, str] = {}  # what the template leaves out of conversations of a shape
         self._refused: dict[Any, str] = {}  # why it refuses them
 
-    def render(
-        self, messages: Chat, tools: Tools = (), *, prompt: bool = True, checked: bool = True
-    ) -> tuple[str, str]:
-        """The chat as text, and the character at which the text must be split before it becomes tokens.
+    def render(self, messages: Chat, tools: Tools = (), *, prompt: bool = True, checked: bool = True) -> str:
+        """The chat as text, with ``CUT`` in control tokens that are none.
 
         Args:
             messages: the conversation.
@@ -56,16 +55,13 @@ class ChatTokenizer:
         """
         if checked and (lost := self.left_out(messages)):
             raise UserError(lost)
-        mark = unused_character(joined(messages))
-        chat = [self._turn(message, mark) for message in messages]
+        chat = [self._turn(message) for message in messages]
         if self.tokenizer.chat_template is None:
-            return "\n".join(plain(message["content"]) for message in chat), mark
-        return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt), mark
+            return "\n".join(plain(message["content"]) for message in chat)
+        return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt)
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
         """Why messages can't be asked, found once for messages of a shape; "" if they can."""
-        if lost := self.left_out(messages):
-            return lost
         if tools and not re.search(r"(?<![\w.])tools(?!\w)", self._template):
             return f"the chat template of {self.path} has no place for tools; tell of them in the messages"
         shape = (*shape_of(messages), bool(tools))
@@ -75,14 +71,14 @@ class ChatTokenizer:
                 self._refused[shape] = ""
             except UserError as error:
                 self._refused[shape] = str(error)
-        return self._refused[shape]
+        return self._refused[shape] or self.left_out(messages)
 
     def left_out(self, messages: Chat) -> str:
         """What the template leaves out of messages, and the way out; "" if it writes all of them."""
         shape = shape_of(messages)
-        if shape not in self._seen:
-            self._seen[shape] = left_out(self, messages)
-        lost = self._seen[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
+        if shape not in self._lost:
+            self._lost[shape] = left_out(self, messages)
+        lost = self._lost[shape] or ("" if self.mentions("tool_call_id") else out_of_order(messages))
         return lost and (
             f"the chat template of {self.path} leaves out {lost}; write it in another way (developer as system, "
             "several messages as one, keys in the content, results of tools with environment.role=user), or give "
@@ -98,24 +94,24 @@ class ChatTokenizer:
         template = self.tokenizer.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
-    def after(self, response: str, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> tuple[str, str]:
+    def after(self, response: str, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> str:
         """What the template writes after a response: its end, and further messages."""
         said = unused_character(response)
-        text, mark = self.render(
+        text = self.render(
             [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
         )
         if said not in text:
             raise UserError(f"the chat template of {self.path} drops messages of the assistant; fetch the model again")
-        return text.rpartition(said)[2], mark
+        return text.rpartition(said)[2]
 
-    def ids(self, text: str, mark: str) -> list[int]:
-        """Tokens of a text that is split at ``mark``.
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text that is split at ``CUT``.
 
         Raises:
             UserError: the tokenizer gives up on it.
         """
         try:
-            pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(mark) if piece]
+            ids = self.tokenizer(text, add_special_tokens=False).input_ids
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust: no Exception, and its class has no public name
                 raise
@@ -123,17 +119,17 @@ class ChatTokenizer:
                 f"the tokenizer of {self.path} can't read {text[:60]!r} ({len(text)} characters): {error}; shorten it, "
                 "or fetch the model again"
             ) from None
-        return list(chain.from_iterable(pieces))
+        cut = self.tokenizer.convert_tokens_to_ids(CUT)
+        return [token for token in ids if token != cut]
 
     def response_ids(self, text: str) -> list[int]:
         """Tokens of a response, without its end."""
-        mark = unused_character(text)
-        return self.ids(self._gap + self._cut(text, mark), mark)
+        return self.ids(self._gap + self._cut(text))
 
     def turn_end(self, stop: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that the template writes after a response, up to the one that ends the turn."""
         if self.tokenizer.chat_template is not None:
-            ids = self.ids(*self.after("", [], prompt=False))
+            ids = self.ids(self.after("", [], prompt=False))
             ends = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special} | {*stop}
             for index, token in enumerate(ids):
                 if token in ends:
@@ -150,21 +146,20 @@ class ChatTokenizer:
         full: list[int] = self.tokenizer("a").input_ids
         return full[: next(start for start in range(len(full)) if full[start:][: len(bare)] == bare)]
 
-    def _turn(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+    def _turn(self, message: dict[str, Any]) -> dict[str, Any]:
         more = {key: value for key, value in message.items() if key not in OWN}
         for key in THOUGHTS:  # under the name that the template knows
             if key in more and not self.mentions(key):
                 known = next(filter(self.mentions, THOUGHTS), key)
                 more[known] = more.pop(key)
         calls = message.get("tool_calls", ())
-        turn = {**_in_texts(more, lambda text: self._cut(text, mark)), "role": message["role"]}
-        if not calls:
-            return turn | {"content": self._content(message, mark)}
-        if not self._call_forms:
+        if calls and not self._call_forms:
             said = filter(None, [plain(message["content"]), *(as_text(**call["function"]) for call in calls)])
-            return turn | {"content": self._content({**message, "content": "\n".join(said)}, mark)}
-        cut = [_in_texts(call, lambda text: self._cut(text, mark)) for call in calls]
-        return turn | {"content": self._content(message, mark), "tool_calls": list(map(self._call_forms[0], cut))}
+            message, calls = {**message, "content": "\n".join(said)}, ()
+        turn = {**_in_texts(more, self._cut), "role": message["role"], "content": self._content(message)}
+        if calls:
+            turn["tool_calls"] = [self._call_forms[0](_in_texts(call, self._cut)) for call in calls]
+        return turn
 
     @cached_property
     def _call_forms(self) -> list[Callable[[dict[str, Any]], dict[str, Any]]]:
@@ -188,30 +183,15 @@ class ChatTokenizer:
                 return [form]
         return refusing  # which will say why
 
-    def _content(self, message: dict[str, Any], mark: str) -> Any:
+    def _content(self, message: dict[str, Any]) -> Any:
         content = message["content"]
         if isinstance(content, str) or not self.reads_parts:
             content = [{"type": "text", "text": plain(content)}]
-        if message["role"] == "tool" and not self._formats_results:
+        if message["role"] == "tool" and not re.search(r"""['"]tool['"]""", self._template):  # it has no form for them
             content = _as_result(content)
-        parts = [part | {"text": self._cut(part["text"], mark)} if part["type"] == "text" else part for part in content]
+        parts = [part | {"text": self._cut(part["text"])} if part["type"] == "text" else part for part in content]
         # some templates read the first part without checking that there is one
         return (parts or [{"type": "text", "text": ""}]) if self.reads_parts else plain(parts)
-
-    @cached_property
-    def _formats_results(self) -> bool:
-        """Whether the template itself formats the results of tools: its text then depends on the message's role."""
-        if self.tokenizer.chat_template is None:
-            return False
-        unknown = "role-that-nobody-has"
-        content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
-        chat = [{"role": role, "content": content} for role in ("user", "assistant", "tool")]
-        text = apply_template(self.path, self.tokenizer, chat, prompt=True)
-        try:
-            other = apply_template(self.path, self.tokenizer, [*chat[:-1], chat[-1] | {"role": unknown}], prompt=True)
-        except UserError:
-            return True
-        return other.lower().replace(unknown, "tool") != text.lower()
 
     @cached_property
     def _gap(self) -> str:
@@ -220,13 +200,13 @@ class ChatTokenizer:
             return ""
         said = unused_character("")
         question = [{"role": "user", "content": said}]
-        before, _ = self.render(question)
-        full, _ = self.render([*question, {"role": "assistant", "content": said}], prompt=False)
+        before = self.render(question)
+        full = self.render([*question, {"role": "assistant", "content": said}], prompt=False)
         gap = full[len(before) :].partition(said)[0] if full.startswith(before) else ""
         return gap if gap.isspace() else ""
 
-    def _cut(self, text: str, mark: str) -> str:
-        return self._control.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+    def _cut(self, text: str) -> str:
+        return self._control.sub(lambda found: found[0][0] + CUT + found[0][1:], text)
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
@@ -276,14 +256,9 @@ def read_template(path: Path, tokenizer: Any, *, vision: bool) -> Any:
     own = tokenizer.chat_template
     if own is not None and not vision:
         return own
-    for name in ("processor_config.json", "chat_template.json"):
-        try:
-            found = read_object(path / name).get("chat_template")
-        except FileNotFoundError:
-            continue
-        if found is not None:
-            return found
-    return own
+    files = [path / name for name in ("processor_config.json", "chat_template.json")]
+    found = [read_object(file).get("chat_template") for file in files if file.is_file()]
+    return next((template for template in found if template is not None), own)
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
@@ -351,10 +326,9 @@ def left_out(chat: ChatTokenizer, messages: Chat) -> str:
     """
     marked = [_marked(message, number) for number, message in enumerate(messages)]
     try:
-        text, mark = chat.render(marked, checked=False)
+        text = chat.render(marked, checked=False).replace(CUT, "")
     except UserError:
         return ""  # it refuses them itself, or refuses marks
-    text = text.replace(mark, "")
     for number, message in enumerate(marked):
         where = f"message {number + 1} of {len(messages)}, of role {message['role']}"
         called = bool(message.get("tool_calls"))

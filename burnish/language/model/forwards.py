@@ -4,14 +4,14 @@ joined as its processor joins them, and the states that its head is given."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend
@@ -32,41 +32,20 @@ Inputs = dict[str, Any]
 Process = Callable[[list[str], Sequence[Shown]], Inputs]
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A prompt, or a prompt with its response."""
-
-    ids: Tensor  # [L] long
-    features: Features
-
-    def followed_by(self, tokens: Tensor, fill: dict[str, int]) -> Conversation:
-        """The same with further tokens [N] of the policy; ``fill`` are their kinds."""
+def conversations(completion: Completion, fill: Mapping[str, int]) -> Encoded:
+    """Each prompt with its response, as one text; ``fill`` are the kinds of the policy's tokens."""
+    prompts = completion.prompts.rows()
+    ids, positions, features = [], [], []
+    for row, length in enumerate(completion.length.tolist()):
+        opening, own = prompts.features[row], completion.features[row]
         kinds = {
-            name: torch.cat([kind, torch.full_like(tokens, fill.get(name, 0))])
-            for name, kind in self.features.kinds.items()
+            name: torch.cat([kind, own.kinds.get(name, torch.full((length,), fill.get(name, 0)))])
+            for name, kind in opening.kinds.items()
         }
-        return Conversation(torch.cat([self.ids, tokens]), replace(self.features, kinds=kinds))
-
-    @classmethod
-    def of(cls, completion: Completion, fill: dict[str, int]) -> list[Conversation]:
-        """Each prompt with its response; ``fill`` are the kinds of the policy's tokens."""
-        prompts, found = completion.prompts, []
-        for row, length in enumerate(completion.length.tolist()):
-            prompt, own = int(prompts.index[row]), completion.features[row]
-            opening = prompts.table.features[prompt]
-            kinds = {
-                name: torch.cat([kind, own.kinds.get(name, torch.full((length,), fill.get(name, 0)))])
-                for name, kind in opening.kinds.items()
-            }
-            media = Features.joined([opening, own])
-            ids = torch.cat([prompts.table.ids[prompt], completion.ids[row, :length].cpu()])
-            found.append(cls(ids, Features(media.tensors, media.axes, kinds)))
-        return found
-
-    @classmethod
-    def prompts(cls, encoded: Encoded) -> list[Conversation]:
-        """Prompts alone."""
-        return [cls(ids, features) for ids, features in zip(encoded.ids, encoded.features, strict=True)]
+        ids.append(torch.cat([prompts.ids[row], completion.ids[row, :length]]))
+        positions.append(torch.cat([prompts.positions[row], completion.positions[row, :, :length]], 1))
+        features.append(replace(Features.joined([opening, own]), kinds=kinds))
+    return Encoded(ids=ids, positions=positions, features=features)
 
 
 @dataclass(frozen=True)
@@ -82,44 +61,18 @@ class Collation:
     # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
     appends: dict[str, bool] = field(default_factory=dict)
 
-    def groups(self, conversations: Sequence[Conversation], *, together: bool, mixes: bool) -> list[list[int]]:
+    def groups(self, rows: Encoded, *, together: bool, mixes: bool) -> list[list[int]]:
         """Which conversations are in one forward: those whose media can be joined, if any can, or each alone.
 
         ``mixes`` says that those with other kinds of media can be in one, too.
         """
         groups: dict[Any, list[int]] = {}
-        for number, conversation in enumerate(conversations):
-            names = frozenset(conversation.features.tensors)
+        for number, features in enumerate(rows.features):
+            names = frozenset(features.tensors)
             joined = together and names <= self.axes.keys()
             key = number if not joined else "all" if mixes else names
             groups.setdefault(key, []).append(number)
         return list(groups.values())
-
-    def padded(self, conversations: Sequence[Conversation], pad: int, *, side: Literal["left", "right"]) -> Inputs:
-        """Arguments of a forward, without positions."""
-        longest = max(len(one.ids) for one in conversations)
-
-        def row(tokens: Tensor, value: int) -> Tensor:
-            missing = longest - len(tokens)
-            return F.pad(tokens, (missing, 0) if side == "left" else (0, missing), value=value)
-
-        inputs: Inputs = {
-            "input_ids": torch.stack([row(one.ids, pad) for one in conversations]),
-            "attention_mask": torch.stack([row(torch.ones_like(one.ids), 0) for one in conversations]),
-        }
-        for name in dict.fromkeys(name for one in conversations for name in one.features.kinds):
-            nothing = [one.features.kinds.get(name, torch.zeros_like(one.ids)) for one in conversations]
-            inputs[name] = torch.stack([row(kinds, 0) for kinds in nothing])
-        return inputs | {
-            name: self._as_long(value, longest) if name in self.per_token else value
-            for name, value in self.media([one.features for one in conversations]).items()
-        }
-
-    @staticmethod
-    def _as_long(value: Tensor, length: int) -> Tensor:
-        """Entries [1, L, ...] of a conversation of that length, which is alone in its forward."""
-        missing = length - value.shape[1]
-        return torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1) if missing else value
 
     def media(self, features: Sequence[Features]) -> Inputs:
         """The media of several conversations as arguments of a forward."""
@@ -242,11 +195,21 @@ class Forwards:
         self.collation, self.pad, self.compute = collation, pad, compute
         self.accepted = frozenset(accepted(type(network)))
 
-    def inputs(
-        self, network: Any, conversations: Sequence[Conversation], *, side: Literal["left", "right"] = "right"
-    ) -> Inputs:
+    def inputs(self, network: Any, rows: Encoded, *, side: Literal["left", "right"] = "right") -> Inputs:
         """Arguments of a forward, with the class's own positions."""
-        inputs = self.collation.padded(conversations, self.pad, side=side)
+        join = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
+        inputs: Inputs = {
+            "input_ids": join(rows.ids, padding_value=self.pad),
+            "attention_mask": join([torch.ones_like(ids) for ids in rows.ids]),
+        }
+        for name in dict.fromkeys(name for one in rows.features for name in one.kinds):
+            known = zip(rows.ids, rows.features, strict=True)
+            inputs[name] = join([one.kinds.get(name, torch.zeros_like(ids)) for ids, one in known])
+        inputs |= self.collation.media(rows.features)
+        for name in self.collation.per_token & inputs.keys():  # of a conversation that is alone in its forward
+            value = inputs[name]
+            missing = rows.lengths[0] - value.shape[1]
+            inputs[name] = torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1)
         if "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
             rest = {name: value for name, value in inputs.items() if name != "input_ids" and name in self.accepted}
             inputs["position_ids"] = network._prepare_position_ids_for_generation(inputs["input_ids"], rest)
@@ -270,8 +233,8 @@ class Forwards:
         Raises:
             UserError: they can't be.
         """
-        conversations, logits = Conversation.of(completion, known.fill), known.own_logits
-        groups = self.collation.groups(conversations, together=known.padded, mixes=known.mixes)
+        rows, logits = conversations(completion, known.fill), known.own_logits
+        groups = self.collation.groups(rows, together=known.padded, mixes=known.mixes)
         if single and len(groups) > 1:
             raise UserError(
                 f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "
@@ -281,8 +244,7 @@ class Forwards:
         prompts = [completion.prompts.table.lengths[number] for number in completion.prompts.index.tolist()]
         hidden, scores, index, start = [], [], {}, 0
         for group in groups:
-            rows = [conversations[row] for row in group]
-            inputs = self.inputs(network, rows) | {"use_cache": False}
+            inputs = self.inputs(network, rows.select(group)) | {"use_cache": False}
             out, states = self.call(network, inputs, logits="all" if logits else "last")
             hidden.append(states.flatten(0, 1))
             scores.append(out.logits.flatten(0, 1) if logits else states)
@@ -290,7 +252,7 @@ class Forwards:
                 # a token is predicted from the one before it
                 index[row] = start + prompts[row] - 1 + completion.mask[row].nonzero().flatten()
                 start += states.shape[1]
-        order = to_device(torch.cat([index[row] for row in range(len(conversations))]).to(torch.long), device)
+        order = to_device(torch.cat([index[row] for row in range(len(rows))]).to(torch.long), device)
         return ResponseStates(
             torch.cat(hidden).index_select(0, order),
             to_device(completion.mask, device),
@@ -368,7 +330,7 @@ class Forwards:
         finally:
             hook.remove()
         if not seen:
-            raise HeadUnusedError
+            raise ValueError("it doesn't call the head that get_output_embeddings() names: its states can't be read")
         return out, seen[0]
 
 
@@ -382,10 +344,6 @@ def accepted(kind: type) -> Iterator[str]:
                 return
         if one is nn.Module:
             return
-
-
-class HeadUnusedError(Exception):
-    """The forward of a class doesn't call the module that it names as its head."""
 
 
 @contextmanager

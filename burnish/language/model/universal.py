@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
-from burnish.language.model.chat import ChatTokenizer, joined
+from burnish.language.model.chat import CUT, ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, image_tokens, load_processor
 from burnish.language.model.reward_head import HEAD
 from burnish.language.model.tokenizer import read_tokenizer
 from burnish.models.loading import quietly
-from burnish.models.lora import adapter_state
+from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from burnish.language.decoding import DecodingRows
-    from burnish.language.logprobs import Head, Layout, ResponseStates
+    from burnish.language.logprobs import Head
     from burnish.language.model.base import Audio, Chat, Tools
     from burnish.language.model.forwards import Collation, Inputs
-    from burnish.training.ranks import Ranks
-    from burnish.types.completion import Completion, Encoded, Features
+    from burnish.types.completion import Encoded, Features
 
 log = logging.getLogger(__name__)
 
-CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
 UNLIMITED = 2**31  # positions
 SHORTEST = 1.0  # seconds of a sound
@@ -77,7 +73,7 @@ class LanguageModel:
         self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
         # the limit of a prompt with its response, and what that is called in its configuration
         self.max_positions, self.position_limit = positions_within(text)
-        self._single_forward = False
+        self.single_forward = False
         self._nested = True  # whether images are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         pad = tokenizer.pad_token_id
@@ -93,6 +89,7 @@ class LanguageModel:
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
         self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features()))
+        self.attention = "auto"  # or the implementation that was chosen
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -122,6 +119,22 @@ class LanguageModel:
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
         refuse_non_finite(self.network, self.path, agreed)
+
+    def choose_attention(self, name: str) -> None:
+        """Attend by one of transformers' implementations, which ``try_out`` compares with PyTorch's own.
+
+        Raises:
+            UserError: it is not installed, or this model or device doesn't support it.
+        """
+        refused = f"model.attention is {name}, which can't train here"
+        try:
+            for one in ("sdpa", name):  # which are compared
+                self.network.set_attn_implementation(one)
+        except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
+            raise UserError(f"{refused}: {first_line(error)}; leave it out") from error
+        if (own := self.text(self.network).config._attn_implementation) != name:
+            raise UserError(f"{refused}: {type(self.network).__name__} attends by {own} alone; leave it out")
+        self.attention = name
 
     def try_out(self) -> None:
         """Find out how the network can be run."""
@@ -207,15 +220,16 @@ class LanguageModel:
             raise UserError(
                 f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each an image or sound"
             )
-        text, mark = self.chat.render(messages, tools)
-        return self._encode(text, mark, shown, before=self.chat.opening)
+        return self._encode(self.chat.render(messages, tools), shown, before=self.chat.opening)
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         """Tokens of a prompt without running the processor: each image and video counts as one."""
-        return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
+        return len(self.chat.opening) + len(self.chat.ids(self.chat.render(messages, tools)))
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
+        from burnish.types.completion import Encoded
+
         for kind in shown.sizes:
             if not self.forwards.collation.appends.get(kind, False):
                 raise UserError(
@@ -223,19 +237,16 @@ class LanguageModel:
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
-        text, mark = self.chat.after(joined(messages), messages, tools)
-        encoded = self._encode(text, mark, shown)
-        ids = encoded.ids[0]
+        encoded = self._encode(self.chat.after(joined(messages), messages, tools), shown)
+        ids, positions, features = encoded.ids[0], encoded.positions[0], encoded.features[0]
         begins = ids[: len(self.end)].tolist()
+        ended = 0  # tokens of the response's end that it contains already
         if len(response) and response[-1] in self.stop and response[-1] in begins:
-            # the response contains its end already
             ended = begins.index(response[-1]) + 1
-            encoded.ids[0] = ids[ended:]
-            encoded.positions[0] = encoded.positions[0][:, ended:] - ended
-        own = encoded.features[0]
-        kinds = {name: kind[len(kind) - encoded.lengths[0] :] for name, kind in own.kinds.items()}
-        encoded.features[0] = replace(own, kinds=kinds)
-        return encoded
+        kinds = {name: kind[ended:] for name, kind in features.kinds.items()}
+        return Encoded(
+            ids=[ids[ended:]], positions=[positions[:, ended:] - ended], features=[replace(features, kinds=kinds)]
+        )
 
     def response_ids(self, text: str) -> list[int]:
         """The ids of a response, its end included."""
@@ -254,7 +265,7 @@ class LanguageModel:
                 return tuple(found) if isinstance(found, list | tuple) else (found,)
         raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
 
-    def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
+    def _encode(self, text: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
         from burnish.language.model.forwards import kinds_of, media_of
@@ -262,10 +273,10 @@ class LanguageModel:
 
         self._refuse_unread(shown)
         if self.processor is None:
-            ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features()
+            ids, features = torch.tensor([*before, *self.chat.ids(text)], dtype=torch.long), Features()
         else:
             shown = replace(shown, audios=[_lengthened(audio) for audio in shown.audios])
-            found = self._processed([text.replace(mark, CUT)], [shown])
+            found = self._processed([text], [shown])
             ids = found["input_ids"][0].long()
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
@@ -355,7 +366,7 @@ class LanguageModel:
     def _asked(self, kinds: Sequence[str]) -> str:
         """A prompt's text with media of these kinds."""
         parts = [*({"type": kind} for kind in kinds), {"type": "text", "text": "What is it?"}]
-        return self.chat.render([{"role": "user", "content": parts}])[0]
+        return self.chat.render([{"role": "user", "content": parts}])
 
     def _counts_images(self) -> bool:
         """Whether the processor tells the tokens of an image from its size, as seen of a few."""
@@ -364,15 +375,16 @@ class LanguageModel:
         if "image" not in self.readable:
             return False
         text = self._asked(["image"])
-        around = len(self.chat.ids(text, CUT)) - 1
-        for image in samples("image"):
-            found = self._processed([text], [Shown(images=[image])])["input_ids"]
-            try:
-                if found.shape[1] - around != image_tokens(self.processor, *image.size):
-                    return False
-            except Exception:  # which a processor may raise of anything
-                return False
-        return True
+        around = len(self.chat.ids(text)) - 1
+
+        def tells(image: Any) -> bool:
+            ids = self._processed([text], [Shown(images=[image])])["input_ids"]
+            return bool(ids.shape[1] - around == image_tokens(self.processor, *image.size))
+
+        try:
+            return all(map(tells, samples("image")))
+        except Exception:  # which a processor may raise of anything
+            return False
 
     def image_tokens(self, width: int, height: int) -> int | None:
         """Tokens of an image by its size alone, by the processor's own arithmetic; None if only pixels tell."""
@@ -409,7 +421,7 @@ class LanguageModel:
                 f"{type(self.network).__name__} can't have all prompts of a micro-batch in one forward, which sharded "
                 "weights and router losses need; train it in one process, without model.router_aux_loss_coef"
             )
-        self._single_forward = True
+        self.single_forward = True
 
     def require_split(self) -> None:
         """Refuse a model whose sequences ranks can't split, and tell which prompts they don't.
@@ -426,43 +438,15 @@ class LanguageModel:
         if known.unpacked:
             log.warning("%s: ranks don't split prompts with %s", name, ", ".join(sorted(known.unpacked)))
 
-    def response_states(
-        self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"], context: Ranks
-    ) -> ResponseStates:
-        """The states that the policy's tokens were chosen from, with gradients.
-
-        Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
-        can't run one takes the nearest that it can. The ranks of a ``context`` split a packed sequence; of any other
-        each runs all.
-        """
-        if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
-            from burnish.language.logprobs import packed_states
-
-            return packed_states(self, network, completion, layout=layout, context=context)
-        states = self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
-        return states.shared_out(context)
-
-    def _packs(self, features: Sequence[Features]) -> bool:
+    def packs(self, features: Sequence[Features]) -> bool:
         """Whether prompts with these media are packed."""
         known = self.capabilities
         return known.packed and not any(known.unpacked & one.tensors.keys() for one in features)
 
     @property
     def keeps_turns(self) -> bool:
-        """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
+        """Whether decoding can go on from what it has computed of a conversation (``decode``'s ``turn``)."""
         return self.capabilities.fast and self.capabilities.packed
-
-    def decode_rows(
-        self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
-    ) -> None:
-        """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
-        from burnish.language.decoders import FastDecoder, decode_by_class
-
-        known = self.capabilities
-        if known.fast and (not known.packed or self._packs(rows.prompts.features)):
-            FastDecoder(self, network, rows, batch_size).run(check_cancelled)
-        else:
-            decode_by_class(self, network, rows, batch_size, check_cancelled)
 
     def head(self, network: Any) -> Head:
         """The language head."""
@@ -493,13 +477,7 @@ class LanguageModel:
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as peft's ``from_pretrained`` reads it."""
-        from safetensors.torch import save_file
-
-        weights, metadata = adapter_state(self.network, adapter)
-        folder.mkdir(parents=True, exist_ok=True)
-        named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
-        save_file(named, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
+        save_for_peft(self.network, folder, adapter)
 
 
 def _lengthened(audio: Audio) -> Audio:

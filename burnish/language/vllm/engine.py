@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from burnish.language.decoding import Ended, Sampling, Turn
-from burnish.language.encode import CACHED, Encoder
+from burnish.language.encode import Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
+from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
 from burnish.language.vllm.process import (
     SharedWeights,
@@ -31,7 +32,7 @@ from burnish.language.vllm.process import (
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.allocator import give_back_cached
@@ -56,7 +57,6 @@ class VllmEngine(ResponseEngine):
         *,
         path: Path,
         seed: int,
-        cached: int = CACHED,
         example: Callable[[], Prompt],
         lora: LanguageLoraOptions | None = None,
     ) -> None:
@@ -67,12 +67,11 @@ class VllmEngine(ResponseEngine):
             options: of vLLM.
             path: directory of the model, of which vLLM reads all but the weights.
             seed: of the run.
-            cached: bytes of encoded prompts that are kept.
             example: a prompt that the two sides are compared with.
             lora: of the policy.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
-        self.encode = Encoder(roles.model, cached=cached)
+        self.encode = Encoder(roles.model)
         self.metrics: dict[str, float] = {}  # of the last weight sync
         self.restarts = 0
         self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
@@ -98,19 +97,9 @@ class VllmEngine(ResponseEngine):
         try:
             job.check_cancelled()
             self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
-            if self._weights.message is None:
+            if not self._weights.message:
                 self.sync_weights(0)
-
-            def respond(
-                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
-            ) -> Completion:  # fmt: skip
-                # vLLM finds by itself what it has computed of a conversation
-                rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
-                most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
-                return self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
-
-            yield respond
+            yield partial(self._sample, job)
         except Cancelled:
             self._cancelled = True
             raise
@@ -201,11 +190,10 @@ class VllmEngine(ResponseEngine):
             self.restarts += 1
             self._process.close()
             self._process = self._started()
-            if self._weights.message is not None:
+            if self._weights.message:
                 self._load()
 
     def _load(self) -> None:
-        assert self._weights.message is not None, "nothing has been published"
         if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
             give_back_cached()
         response = self._process.ask(f"weights of version {self._weights.message['version']}", self._weights.message)
@@ -217,47 +205,42 @@ class VllmEngine(ResponseEngine):
             )
 
     def _sample(
-        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int],
-        told: Ended | None,
+        self, job: ResponseJob, table: Encoded, index: Sequence[int], keys: Sequence[int], *,
+        limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
     ) -> Completion:  # fmt: skip
-        sampling = job.sampling
+        """As ``decode``; of a ``turn`` vLLM finds by itself what it has computed."""
+        sampling, prompts = job.sampling, Gathered(table=table, index=torch.tensor(index, dtype=torch.long))
+        limits = [sampling.max_new_tokens] * len(index) if limits is None else limits
         self._check_room(prompts, limits)
         message = {
-            "do": "sample", "prompts": packed(prompts.table), "temperature": sampling.scored_at,
+            "do": "sample", "prompts": packed(table), "temperature": sampling.scored_at,
             "sampling": parameters(sampling, self.model.stop),
-            "rows": list(zip(prompts.index.tolist(), keys, limits, strict=True)),
+            "rows": list(zip(index, keys, limits, strict=True)),
         }  # fmt: skip
-        responses = self._rows(f"{len(keys)} responses", message, len(keys), job.check_cancelled, told)
-        ids, logprob, length, finished = unpacked(responses)
-        return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
-
-    def _score(self, completion: Completion) -> Tensor:
-        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
-        message = {"do": "score", "prompts": packed(with_responses(completion)), "temperature": 1.0}
-        responses = self._rows(f"log-probs of {len(completion)} responses", message, len(completion))
-        scores = torch.zeros(completion.ids.shape)
-        for row, (length, response) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
-            if length:
-                scores[row, :length] = torch.from_numpy(response["logprob"][-length:])
-        return torch.where(completion.mask, scores, 0)
+        what = f"{len(keys)} responses"
+        responses = self._insist(lambda: self._rows(what, message, job.check_cancelled, on_ended))
+        ids, logprob = (
+            nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in responses], batch_first=True)
+            for name in ("ids", "logprob")
+        )
+        return Completion.of_text(
+            prompts, ids, torch.tensor([len(row["ids"]) for row in responses]), axes=self.model.axes, logprob=logprob,
+            finished=torch.tensor([row["finished"] for row in responses]),
+        )  # fmt: skip
 
     def _rows(
-        self, what: str, message: dict[str, Any], count: int,
+        self, what: str, message: dict[str, Any],
         check_cancelled: Callable[[], None] = lambda: None, told: Ended | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Responses in order of their rows; ``told`` gets each as it comes."""
-        assert self._weights.message is not None, "nothing has been published"
-        assert not self._resting, "nothing has been published since vLLM was put to rest"
-        version, rows = self._weights.message["version"], {}
+        rows = {}
         for response in self._process.answers(what, message, check_cancelled):
             if "done" in response:
                 break
-            if response["version"] != version:
-                raise VllmFailedError(f"vLLM sampled with weights of version {response['version']}, not {version}")
             rows[response["row"]] = response
             if told is not None:
                 told([response["row"]], [response["ids"].tolist()], [response["finished"]])
-        return [rows[row] for row in range(count)]
+        return [rows[row] for row in range(len(rows))]
 
     def _check_room(self, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
         longest = self._process.ready()["longest"]
@@ -279,9 +262,10 @@ class VllmEngine(ResponseEngine):
             VllmFailedError: they differ by more than the tolerance.
         """
         probe = self._probe
-        assert self._weights.message is not None
-        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
-        difference = (ours - self._insist(lambda: self._score(probe)))[probe.mask].abs()
+        message = {"do": "score", "prompts": packed(conversations(probe, {})), "temperature": 1.0}
+        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()[0]
+        (answer,) = self._insist(lambda: self._rows("log-probs of the example", message))
+        difference = (ours - torch.from_numpy(answer["logprob"][-len(ours) :])).abs()
         mean, largest = float(difference.mean()), float(difference.max())
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
@@ -331,24 +315,3 @@ def packed(prompts: Encoded) -> list[dict[str, Any]]:
 def _array(tensor: Tensor) -> np.ndarray:
     """NumPy has no bfloat16, in which pixels may be kept."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def with_responses(completion: Completion) -> Encoded:
-    """Prompts and their responses as texts of their own [B], to be scored from the first token on."""
-    parts = completion.prompts.rows()
-    ids, positions, features = [], [], []
-    for row, length in enumerate(completion.length.tolist()):
-        ids.append(torch.cat([parts.ids[row], completion.ids[row, :length]]))
-        positions.append(torch.cat([parts.positions[row], completion.positions[row, :, :length]], 1))
-        features.append(Features.joined([parts.features[row], completion.features[row]]))
-    return Encoded(ids=ids, positions=positions, features=features)
-
-
-def unpacked(rows: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Answers in order of their rows: ids [B, T] long, log-probs [B, T] float32, length [B] long, finished [B] bool."""
-    ids, logprob = (
-        nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in rows], batch_first=True)
-        for name in ("ids", "logprob")
-    )
-    length = torch.tensor([len(row["ids"]) for row in rows], dtype=torch.long)
-    return ids, logprob, length, torch.tensor([row["finished"] for row in rows], dtype=torch.bool)

@@ -55,7 +55,6 @@ class VllmProcess(Child):
         """
         self._timeout = timeout
         self._ready: dict[str, Any] | None = None
-        self._asked = 0  # requests so far
         self._log = tempfile.NamedTemporaryFile(prefix="burnish-vllm-", suffix=".log")  # noqa: SIM115 (until close)
         try:
             super().__init__(
@@ -67,7 +66,7 @@ class VllmProcess(Child):
                 "it must be the Python of an environment with vLLM, see docs/speed.md"
             ) from error
         with contextlib.suppress(OSError):  # it has ended already: so says the first question
-            self.wire.send((0, first))
+            self.wire.send(first)
 
     def ready(self, check_cancelled: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Wait until vLLM is there; at once where it is. Its version, and the longest text that it reads.
@@ -98,9 +97,8 @@ class VllmProcess(Child):
             VllmDiedError: its process ended, or gave no sign of life in time.
         """
         self.ready(check_cancelled)
-        self._asked += 1
         with self._watched(what, self._timeout):
-            self.wire.send((self._asked, message))
+            self.wire.send(message)
         yield from self._responses(what, self._timeout, check_cancelled)
 
     def close(self) -> None:
@@ -113,9 +111,7 @@ class VllmProcess(Child):
         while True:
             with self._watched(what, limit):
                 self.await_message(check_cancelled)
-                number, response = self.wire.recv()
-            if number != self._asked:
-                raise VllmDiedError(f"vLLM answered another request when it was asked for {what}")
+                response = self.wire.recv()
             if "error" in response:
                 raise VllmFailedError(self._quoting_log(f"vLLM failed at {what}: {response['error']}"))
             if "alive" not in response:
@@ -198,7 +194,7 @@ class SharedWeights:
     def __init__(self) -> None:
         self._file = os.memfd_create("burnish-weights")
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self.message: dict[str, Any] | None = None  # for vLLM: where the weights lie; None before the first version
+        self.message: dict[str, Any] = {}  # for vLLM: where the weights lie; empty before the first version
 
     def write(
         self, weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype, settings: Mapping[str, Any] | None

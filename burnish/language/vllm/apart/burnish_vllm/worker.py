@@ -40,14 +40,14 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    channel = Channel(descriptor)
+    channel = Connection(descriptor)
     # a closed connection: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            first = channel.receive()
+            first = channel.recv()
             server = Server(channel, first["arguments"], first["banned"])
             while True:
-                message = channel.receive()
+                message = channel.recv()
                 getattr(server, message["do"])(message)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
@@ -55,22 +55,6 @@ def main(descriptor: int, parent: int) -> None:
             traceback.print_exc()
             older = f"; Burnish needs vLLM {OLDEST} or newer" if isinstance(error, ImportError | AttributeError) else ""
             channel.send({"error": f"{type(error).__name__}: {error}{older}"})
-
-
-class Channel:
-    """The connection to the parent; every answer has the number of the question that was received last."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._end, self._number = Connection(descriptor), 0
-
-    def receive(self) -> dict[str, Any]:
-        """The next question."""
-        self._number, message = self._end.recv()
-        return dict(message)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Answer it; several times if need be."""
-        self._end.send((self._number, message))
 
 
 def _follow(parent: int) -> None:
@@ -83,7 +67,7 @@ def _follow(parent: int) -> None:
 class Server:
     """An engine, and the questions that are put to it."""
 
-    def __init__(self, channel: Channel, arguments: dict[str, Any], banned: list[int]) -> None:
+    def __init__(self, channel: Connection, arguments: dict[str, Any], banned: list[int]) -> None:
         import vllm
         from vllm import EngineArgs
         from vllm.platforms import current_platform
@@ -97,7 +81,6 @@ class Server:
             settled["enable_chunked_prefill"] = False
         self.engine = LLMEngine.from_engine_args(EngineArgs(**(settled | arguments)))
         self.engine.collective_rpc("burnish_prepare", args=(banned,))
-        self.version: int | None = None
         self.adapter: Any = None  # that requests are answered with
         self._folder = tempfile.TemporaryDirectory(prefix="burnish-adapter-")
         self.asked = 0
@@ -107,7 +90,6 @@ class Server:
 
     def load(self, message: dict[str, Any]) -> None:
         """Put weights in place, and forget what was computed with those before."""
-        self.version = None  # torn until all ranks have them
         resting = self.engine.is_sleeping()
         if resting:
             self.engine.wake_up(["weights"])
@@ -123,8 +105,7 @@ class Server:
             raise RuntimeError("vLLM keeps prompts that the old weights have read")
         self.engine.reset_encoder_cache()
         self.engine.reset_mm_cache()
-        self.version = message["version"]
-        self.channel.send({"version": self.version, "missing": sorted(missing)})
+        self.channel.send({"missing": sorted(missing)})
 
     def _adapt(self, message: dict[str, Any]) -> None:
         """Have requests use an adapter in the place of the one before; vLLM reads it from a folder."""
@@ -164,45 +145,37 @@ class Server:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        prompts, inputs = self._read(message)
         requests = []
         least = message["sampling"]["min_tokens"]
         for prompt, seed, limit in message["rows"]:
             length = {"max_tokens": limit, "min_tokens": min(least, limit)}
             parameters = SamplingParams(**message["sampling"] | length, seed=seed, logprobs=0)
             parameters.output_kind = RequestOutputKind.FINAL_ONLY
-            requests.append((inputs[prompt], parameters))
-        for row, output in self._run(requests):
-            self._check(output, prompts[message["rows"][row][0]])
+            requests.append((prompt, parameters))
+        for row, output in self._run(message, requests):
             answer = output.outputs[0]
             if answer.finish_reason not in ("stop", "length"):
                 raise RuntimeError(f"vLLM ended a response with {answer.finish_reason}")
             ids = np.asarray(answer.token_ids, dtype=np.int64)
             scores = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
             self.channel.send({
-                "row": row, "version": self.version, "finished": answer.finish_reason == "stop",
+                "row": row, "finished": answer.finish_reason == "stop",
                 "ids": ids, "logprob": np.asarray(scores, dtype=np.float32),
             })  # fmt: skip
-        self.channel.send({"done": True})
 
     def score(self, message: dict[str, Any]) -> None:
         """Log-probs of all tokens of given prompts but the first."""
         from vllm import SamplingParams
 
-        prompts, inputs = self._read(message)
         parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        requests = [(prompt, parameters) for prompt in inputs]
-        for row, output in self._run(requests):
-            ids = prompts[row].ids
-            self._check(output, prompts[row])
-            scores = [step[token].logprob for token, step in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
-            self.channel.send({"row": row, "version": self.version, "logprob": np.asarray(scores, dtype=np.float32)})
-        self.channel.send({"done": True})
+        requests = [(prompt, parameters) for prompt in range(len(message["prompts"]))]
+        for row, output in self._run(message, requests):
+            known = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            scores = [step[token].logprob for token, step in known]
+            self.channel.send({"row": row, "logprob": np.asarray(scores, dtype=np.float32)})
 
     def _read(self, message: dict[str, Any]) -> tuple[list[Prompt], list[Any]]:
         """Prompts, and what the engine takes of them; all workers know the temperature, and the positions of media."""
-        if self.version is None:
-            raise RuntimeError("no weights have been published")
         prompts = [Prompt(**prompt) for prompt in message["prompts"]]
         if self._processor is None and self.engine.model_config.is_multimodal_model:
             from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -213,25 +186,30 @@ class Server:
         self.engine.collective_rpc("burnish_begin", args=(message["temperature"], positions))
         return prompts, inputs
 
-    def _run(self, requests: list[tuple[Any, Any]]) -> Iterator[tuple[int, Any]]:
-        """Work off requests: the number of each, and what came of it."""
+    def _run(self, message: dict[str, Any], requests: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Work off requests, each a prompt of the message and its parameters: the number of each, and what came of it.
+
+        Raises:
+            ValueError: vLLM has read other tokens than a prompt's: its log-probs would be of another text.
+        """
+        prompts, inputs = self._read(message)
         numbers = {}
         for number, (prompt, parameters) in enumerate(requests):
             self.asked += 1
             numbers[f"{self.asked}"] = number
             adapted = {} if self.adapter is None else {"lora_request": self.adapter}
-            self.engine.add_request(f"{self.asked}", prompt, parameters, **adapted)
+            self.engine.add_request(f"{self.asked}", inputs[prompt], parameters, **adapted)
         beaten = time.monotonic()
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
                 if output.finished:
-                    yield numbers.pop(output.request_id), output
+                    number = numbers.pop(output.request_id)
+                    if list(output.prompt_token_ids) != prompts[requests[number][0]].ids:
+                        raise ValueError("vLLM has read other tokens than the prompt has")
+                    yield number, output
             if time.monotonic() - beaten > BEAT:
                 beaten = time.monotonic()
                 self.channel.send({"alive": len(numbers)})
         if numbers:
             raise RuntimeError(f"vLLM has lost {len(numbers)} of {len(requests)} requests")
-
-    def _check(self, output: Any, prompt: Prompt) -> None:
-        if list(output.prompt_token_ids) != prompt.ids:
-            raise ValueError("vLLM has read other tokens than the prompt has: its log-probs are of another text")
+        self.channel.send({"done": True})
