@@ -96,10 +96,7 @@ class FlowEngine:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         size = self.sample_size(job)
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
-            try:
-                conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
-            finally:
-                self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
+            conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
             role = until_sampled.enter_context(self.roles.sampling(job.role, merge=self.merges))
             role = replace(role, around=partial(step.forward, job.check_cancelled))
             with step.forward():

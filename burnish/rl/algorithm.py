@@ -256,16 +256,6 @@ def chosen(algorithm: Any, kind: str) -> Any:
     return given
 
 
-def refuse_of_responses(advantage: Any) -> None:
-    """Refuse an advantage that reads what only language models have.
-
-    Raises:
-        ValueError: it does.
-    """
-    if advantage.critic or advantage.greedy or advantage.steps or advantage.turn_rewards:
-        raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
-
-
 def range_metrics(**values: Tensor) -> dict[str, float]:
     """Mean and range of each, as ``critic/NAME/mean``, ``/max`` and ``/min``; nothing of what is empty."""
     return {
@@ -328,6 +318,7 @@ class Algorithm(ABC):
     parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
     gates_kl: ClassVar[bool] = False  # its KL to the reference counts by ``kl_factor``, sample by sample
     kl_gate = None
+    surrogate = None
 
     def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
@@ -393,22 +384,52 @@ KlGate = Annotated[Any, Choice("kl gate"), ReadIf("kl_option", why="its KL to th
 
 
 @options
-class PolicyGradient(Algorithm):
-    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+class AdvantageAlgorithm(Algorithm):
+    """Base of those that learn from advantages: rewards become such by a rule that goes by name."""
 
+    of_responses: ClassVar[bool] = False  # has what only language models have: tokens, a value network, turns
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
+    advantage_clip: Positive | None = None
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        own = self.part("advantage")
+        if not self.of_responses and (own.critic or own.greedy or own.steps or own.turn_rewards):
+            raise ValueError(f"advantage is {own.name}, which is for responses alone; choose another")
+        return self
+
+    def part(self, kind: str) -> Any:
+        """The advantage or the surrogate that is in use, with its options."""
+        return self.__dict__["_chosen"][kind]
+
+    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+        """Advantages [B, K] within their bounds, and the share that was outside."""
+        from burnish.rl.advantages import clip_values
+
+        if self.advantage_clip is None and self.advantage_clip_low is None:
+            return advantage, {}
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage, share = clip_values(advantage, low, high, mask)
+        return advantage, {"critic/advantages/clip_ratio": share}
+
+
+@options
+class PolicyGradient(AdvantageAlgorithm):
+    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+
     surrogate: Annotated[Any, Choice("surrogate")] = None
     """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
     {name: NAME} with its options; null takes its own."""
     kl_gate: KlGate = None
     """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
     with its options; null holds all alike."""
-    advantage_clip: Positive | None = None
-    """Largest size of an advantage; null never clips."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
     """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
     the sampler's if a check shows that they are the trainer's, else recomputed."""
@@ -417,9 +438,7 @@ class PolicyGradient(Algorithm):
     trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+    def _old_logprobs_fit(self) -> Self:
         mode = self.rollout_correction.mode if self.rollout_correction else None
         if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
             raise ValueError(
@@ -429,10 +448,6 @@ class PolicyGradient(Algorithm):
         if not self.part("surrogate").compares and self.old_logprob != "auto":
             raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
         return self
-
-    def part(self, kind: str) -> Any:
-        """The advantage or the surrogate that is in use, with its options."""
-        return self.__dict__["_chosen"][kind]
 
     @property
     def bypasses(self) -> bool:
@@ -465,16 +480,6 @@ class PolicyGradient(Algorithm):
         metrics["old_policy/recomputed"] = float(old == "recomputed")
         return old, metrics
 
-    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
-        """Advantages [B, K] within their bounds, and the share that was outside."""
-        from burnish.rl.advantages import clip_values
-
-        if self.advantage_clip is None and self.advantage_clip_low is None:
-            return advantage, {}
-        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage, share = clip_values(advantage, low, high, mask)
-        return advantage, {"critic/advantages/clip_ratio": share}
-
     def objective(
         self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -485,16 +490,11 @@ class PolicyGradient(Algorithm):
 RewardsRead = Mapping[str, tuple[str, ...]]  # names of single rewards that parts of an algorithm read, by its kind
 
 
-def rewards_read(algorithm: Algorithm) -> RewardsRead:
+def rewards_read(algorithm: AdvantageAlgorithm) -> RewardsRead:
     """What the advantage reads, and the gate of the KL where there is one."""
-    parts = {"advantage": part_of(algorithm, "advantage"), "kl_gate": algorithm.kl_option and algorithm.kl_gate}
+    parts = {"advantage": algorithm.part("advantage"), "kl_gate": algorithm.kl_option and algorithm.kl_gate}
     named = {kind: getattr(part, part.reads) for kind, part in parts.items() if part and part.reads}
     return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in named.items() if names}
-
-
-def part_of(algorithm: Algorithm, kind: str) -> Any:
-    """The advantage or the surrogate that is in use, with its options."""
-    return algorithm.part(kind) if isinstance(algorithm, PolicyGradient) else chosen(algorithm, kind)
 
 
 def call(part: Any, *tensors: Any) -> Any:
@@ -503,11 +503,11 @@ def call(part: Any, *tensors: Any) -> Any:
     return part.function(*tensors, **given)
 
 
-def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
+def advantages_of(algorithm: AdvantageAlgorithm, rewards: Rewards) -> Advantages:
     """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
     from burnish.rl.advantages import Advantages
 
-    found = call(part_of(algorithm, "advantage"), rewards)
+    found = call(algorithm.part("advantage"), rewards)
     found = found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
     counts = rewards.mask.sum(1)
     means = (found.advantage * rewards.mask).sum(1) / counts.clamp_min(1)

@@ -183,14 +183,12 @@ class TrainedRoles:
         """Modules outside of a network that are called together with it."""
         return []
 
-    def gathered(self, *, late: bool = False) -> AbstractContextManager[None]:
+    def gathered(self) -> AbstractContextManager[None]:
         """Full weights of what samples for a while, which each rank may use as it likes. Ranks enter together.
 
-        Nothing else: references, critics and lagged policies are as large as the policy. ``late`` gathers when they are
-        first needed; see ``Shards.gathered_late``.
+        Nothing else: references, critics and lagged policies are as large as the policy.
         """
-        names = list(dict.fromkeys(map(self.network_of, self.draws)))
-        return self.shards.gathered_late(names) if late else self.shards.gathered(names)
+        return self.shards.gathered(list(dict.fromkeys(map(self.network_of, self.draws))))
 
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""

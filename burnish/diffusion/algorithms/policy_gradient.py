@@ -19,7 +19,6 @@ from burnish.rl.algorithm import (
     PolicyGradient,
     RolloutCorrection,
     advantages_of,
-    refuse_of_responses,
     rewards_read,
 )
 from burnish.rl.kl import estimate, gated_kl, one_of
@@ -201,7 +200,6 @@ class StepPolicyGradient(PolicyGradient):
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
-        refuse_of_responses(self.part("advantage"))
         return self
 
     def needs(self) -> Needs:
