@@ -108,9 +108,7 @@ class RolloutCorrection:
             importance_weights,
             joint_metrics,
             rejected_fractions,
-            rejection_mask,
-            rejection_metrics,
-            weight_metrics,
+            rejection,
         )
         from burnish.rl.surrogates import masked, ratio_of
 
@@ -121,17 +119,17 @@ class RolloutCorrection:
         if not mask.any():
             return weights, kept, metrics
         if self.weights != "none":
-            how: Any = {"level": self.weights, "upper": self.upper, "lower": self.lower}
-            how["batch_normalise"] = self.batch_normalise
-            weights = importance_weights(nats, mask, **how)
-            metrics |= weight_metrics(nats, mask, **how)
+            weights, measured = importance_weights(
+                nats, mask, level=self.weights, upper=self.upper, lower=self.lower, batch_normalise=self.batch_normalise
+            )
+            metrics |= measured
             if scale is not None:
                 metrics |= joint_metrics(nats, mask, level=self.weights, applied=weights)
             if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
-            kept = kept & rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
-            metrics |= rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+            stays, measured = rejection(nats, mask, rule=rule, upper=high, lower=low)
+            kept, metrics = kept & stays, metrics | measured
         if self.rules:
             metrics |= rejected_fractions(kept, mask)
         return weights, kept, metrics
@@ -277,24 +275,6 @@ Metrics = dict[str, float]
 ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch until they are taken
 
 
-class Memory:
-    """What an algorithm remembers from update to update, saved with checkpoints: things with a state, by name."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts: dict[str, Any] = dict(parts)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.parts[name]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state.keys() == self.parts.keys(), "the checkpoint's identity was not checked"
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-
-
 class Notes(dict[str, Any]):
     """What a gate of the KL remembers: numbers, and lists of them, by name."""
 
@@ -341,9 +321,9 @@ class Algorithm(ABC):
         """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
         yield from ()
 
-    def make_memory(self) -> Memory:
-        """What this algorithm remembers between updates, saved with checkpoints."""
-        return Memory({"kl_gate": Notes()} if self.kl_gate is not None else {})
+    def make_memory(self) -> dict[str, Any]:
+        """What this algorithm remembers between updates, saved with checkpoints: things with a state, by name."""
+        return {"kl_gate": Notes()} if self.kl_gate is not None else {}
 
     def compute_logprobs(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""

@@ -250,9 +250,9 @@ def steps_between(low: float, high: float, steps: int) -> range:
 
 
 def bounded_advantages(algorithm: AdvantageAlgorithm, scored: Scored) -> tuple[Tensor, Metrics]:
-    """Advantages of samples by an algorithm's rule, within its bounds, [B], and their metrics."""
+    """Advantages of samples by an algorithm's rule, within its bounds, [B], and the metrics of those without bounds."""
     from burnish.rl.advantages import Rewards
 
     rewards = Rewards.of(scored.scores, scored.group, 1)
-    advantage, _ = algorithm.clipped(advantages_of(algorithm, rewards).advantage, rewards.mask)
-    return advantage[:, 0], advantage_metrics(scored.scores, advantage[:, 0])
+    advantage = advantages_of(algorithm, rewards).advantage
+    return algorithm.clipped(advantage, rewards.mask)[0][:, 0], advantage_metrics(scored.scores, advantage[:, 0])

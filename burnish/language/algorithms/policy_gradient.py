@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
+from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
 from burnish.rl.kl import TokenKl, gated_kl
 
 if TYPE_CHECKING:
@@ -156,11 +156,11 @@ class TokenPolicyGradient(PolicyGradient):
                 f"make the coefficient negative; set it above {samples // 5}"
             )
 
-    def make_memory(self) -> Memory:
+    def make_memory(self) -> dict[str, Any]:
         from burnish.rl.advantages import RunningMoments
 
         parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
-        return Memory(super().make_memory().parts | parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
+        return super().make_memory() | parts | ({"kl": self.kl.make_controller()} if self.kl else {})
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,7 @@ from burnish.language.algorithms.base import LanguageNeeds, refuse
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,10 +201,10 @@ class MPO(Paired):
         ])  # fmt: skip
         return self
 
-    def make_memory(self) -> Memory:
+    def make_memory(self) -> dict[str, Any]:
         from burnish.rl.advantages import RunningMoments
 
-        return Memory({"rewards": RunningMoments()})
+        return {"rewards": RunningMoments()}
 
     def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:
         from dataclasses import replace
