@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -95,10 +94,9 @@ class FlowEngine:
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         size = self.sample_size(job)
-        with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
+        with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
+            role = replace(network, around=partial(step.forward, job.check_cancelled))
             conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
-            role = until_sampled.enter_context(self.roles.sampling(job.role, merge=self.merges))
-            role = replace(role, around=partial(step.forward, job.check_cancelled))
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
                 schedule = self.model.schedule(conditioning, size)
@@ -190,19 +188,8 @@ class FlowEngine:
             return noise if kept_noise is None else noise * kept_noise
 
         path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), pauses=pauses)
-        return Denoising(
-            conditioning=kept,
-            latents=path.latents,
-            state=path.state,
-            next_state=path.next_state,
-            time=path.time,
-            time_next=path.time_next,
-            logprob=path.logprob,
-            node=branches.within[:, 1:][plan.recorded].view_as(path.time),
-            noised=noised,
-            forecast_error=path.forecast_error,
-            schedule=schedule,
-        )
+        node = branches.within[:, 1:][plan.recorded].view_as(path.time)
+        return Denoising(**vars(path), conditioning=kept, node=node, noised=noised, schedule=schedule)
 
     def plan(self, job: FlowJob, times: Tensor) -> Plan:
         """How all rows of a job are denoised, but for what they share."""

@@ -279,17 +279,7 @@ class StepPolicyGradient(PolicyGradient):
                 learner, sampled, trained, time, scale, compares=self.part("surrogate").compares
             )
             weight, metrics = weight * factor, metrics | corrected
-        batch = StepBatch(
-            trace=trace,
-            advantage=advantage,
-            weight=weight,
-            trained=trained,
-            old=annotated.old,
-            old_mean=annotated.old_mean,
-            reference_mean=annotated.reference_mean,
-            kl_factor=scored.scores.kl_factor,
-            old_logprobs=annotated.old_logprobs,
-        )
+        batch = StepBatch(**vars(annotated), advantage=advantage, weight=weight, trained=trained)
         metrics |= advantage_metrics(scored.scores, advantage)
         some = trained.any(1)
         return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
