@@ -22,7 +22,6 @@ from burnish.rewards.base import Reward
 from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import local_shard
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
@@ -87,9 +86,7 @@ class FlowRoles(TrainedRoles):
         self.trained = ("policy", *needs.lagged, *needs.networks)
         self.never_stepped = ("reference", *(name for name in self.trained[1:] if name not in learning))
         self._as_policy = set(needs.lagged)  # those that have the policy's own weights
-        if needs.sampler != "policy":
-            self.sampled = ("policy", needs.sampler)
-        self.draws = (needs.sampler, "policy")
+        self.sampled = ("policy",) if needs.sampler == "policy" else ("policy", needs.sampler)
         self._add(
             self.trained[1:],
             reference=needs.reference,
@@ -182,13 +179,7 @@ class FlowRoles(TrainedRoles):
 
     def blend(self, name: str, decay: float, source: str = "policy") -> None:
         """lagged = decay * lagged + (1 - decay) * source."""
-        with torch.no_grad():
-            old: list[Tensor] = [local_shard(value) for value in self.parameters(name).values()]
-            new: list[Tensor] = [local_shard(value) for value in self.parameters(source).values()]
-            if decay == 0:
-                torch._foreach_copy_(old, new)
-            else:
-                torch._foreach_lerp_(old, new, 1 - decay)
+        self.move(name, source, 1 - decay)
         same = decay == 0 and source == "policy"
         self._as_policy = self._as_policy | {name} if same else self._as_policy - {name}
 

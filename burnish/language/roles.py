@@ -36,7 +36,6 @@ from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import local_shard
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
@@ -239,14 +238,6 @@ class LanguageRoles(TrainedRoles):
         assert self.value_head is not None, "there is no critic"
         head = {f"value_head.{key}": value for key, value in self.value_head.named_parameters()}
         return head if self.critic.trunk == "shared" else super().parameters(name) | head
-
-    def refresh_reference(self, share: float = 1.0) -> None:
-        """Move the reference to the policy, by a share of the way."""
-        with torch.no_grad():
-            source = self.parameters("policy")
-            for name, value in self.parameters("reference").items():
-                if name in source:
-                    local_shard(value).lerp_(local_shard(source[name]), share)
 
     def frozen(self, update: int) -> bool:
         """Whether the policy stays as it is in an update, while the critic warms up."""

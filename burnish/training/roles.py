@@ -19,7 +19,7 @@ from burnish.training.exchange import kept_by_owners
 from burnish.training.experts import mesh_of_experts
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
-from burnish.training.sharding import Replicated, Shards, copy_full, mesh_of, shard
+from burnish.training.sharding import Replicated, Shards, copy_full, local_shard, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -42,8 +42,9 @@ class TrainedRoles:
     """What every task's networks have in common; what a role predicts is the task's own."""
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
-    sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
-    draws: tuple[str, ...] = ("policy",)  # roles whose networks run while samples are made
+    sampled: tuple[str, ...] = (
+        "policy",
+    )  # roles whose networks run while samples are made, here or in other processes
     counts_tokens = False  # whether batches are of texts, so that what a row costs is its tokens
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
@@ -188,7 +189,7 @@ class TrainedRoles:
 
         Nothing else: references, critics and lagged policies are as large as the policy.
         """
-        return self.shards.gathered(list(dict.fromkeys(map(self.network_of, self.draws))))
+        return self.shards.gathered(list(map(self.network_of, self.sampled)))
 
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
@@ -234,6 +235,15 @@ class TrainedRoles:
         every = self._networks["policy"].named_parameters()
         rest = {key: value for key, value in every if id(value) not in learned and f"policy {key}" not in found}
         return found | {f"base {key}": value for key, value in rest.items()}
+
+    def move(self, name: str, source: str, share: float = 1.0) -> None:
+        """Move the weights of a role to those of another, by a share of the way."""
+        theirs = self.parameters(source)
+        moved = {key: value for key, value in self.parameters(name).items() if key in theirs}
+        old: list[Tensor] = [local_shard(value) for value in moved.values()]
+        new: list[Tensor] = [local_shard(theirs[key]) for key in moved]
+        with torch.no_grad():
+            torch._foreach_lerp_(old, new, share)
 
     def begin(self, collected: Any, *, moved: bool) -> None:
         """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them."""

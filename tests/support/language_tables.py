@@ -167,7 +167,7 @@ class Tables:
             self.logprob -= 0.2 * torch.rand(self.logprob.shape, generator=draw)
             self.value += 0.5 * torch.randn(self.value.shape, generator=draw)
 
-    def refresh_reference(self, share: float = 1.0) -> None:
+    def move(self, name: str, source: str, share: float = 1.0) -> None:
         self.refreshed += share
 
     def frozen(self, update: int) -> bool:

@@ -21,7 +21,7 @@ from burnish.rl.algorithm import (
     advantages_of,
     rewards_read,
 )
-from burnish.rl.kl import estimate, gated_kl, one_of
+from burnish.rl.kl import gated_kl, kl_estimate, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -405,4 +405,4 @@ def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: 
         return gaussian_kl(step.mean, part.reference_mean, std, step.share)
     reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
     every = torch.ones_like(logprob, dtype=torch.bool)
-    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)
+    return kl_estimate(logprob, reference, every, form, old=old)

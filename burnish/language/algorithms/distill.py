@@ -190,7 +190,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     def after_update(self, roles: LanguageRoles, update: int) -> Metrics:
         if self._update_rate:
-            roles.refresh_reference(self._update_rate)
+            roles.move("reference", "policy", self._update_rate)
         return super().after_update(roles, update)
 
 

@@ -320,7 +320,7 @@ class TokenPolicyGradient(PolicyGradient):
         every = self.kl.refresh_every if self.kl else None
         if every is None or update % every:
             return {}
-        roles.refresh_reference()
+        roles.move("reference", "policy")
         return {"actor/reference_refreshed": 1.0}
 
 
