@@ -404,6 +404,7 @@ class AdvantageAlgorithm(Algorithm):
 class PolicyGradient(AdvantageAlgorithm):
     """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
 
+    gates_kl = True
     surrogate: Annotated[Any, Choice("surrogate")] = None
     """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
     {name: NAME} with its options; null takes its own."""

@@ -210,8 +210,8 @@ class DGPO(WithOldPolicy):
             if self.clip_kl:
                 distance = torch.where(held, distance.detach(), distance)
             distance = gated_kl(distance, part.kl_factor)
-            _, label, count = part.atom.unique(return_inverse=True, return_counts=True)
-            total = total + self.kl_coef * (distance / count[label]).sum()  # a group is one term: its average counts
+            size = (part.atom[:, None] == part.atom).sum(1)
+            total = total + self.kl_coef * (distance / size).sum()  # a group is one term: its average counts
         return summed(total, values)
 
     def size(self, batch: JudgedSamples) -> int:

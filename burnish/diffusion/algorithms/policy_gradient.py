@@ -158,7 +158,6 @@ class StepCorrection(RolloutCorrection):
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
-    gates_kl = True
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner images), DanceGRPO's SDE, or DDIM's (DDPO)."""
     noise_level: Positive = 0.7

@@ -203,7 +203,5 @@ def within_groups(value: Tensor, group: Tensor) -> Tensor:
     import torch
 
     value = value.detach()
-    both = torch.stack([value, torch.ones_like(value)])
-    total = torch.zeros_like(both).index_add(1, group, both)
-    mean: Tensor = (total[0] / total[1].clamp_min(1))[group]
-    return mean
+    total = torch.zeros_like(value).index_add(0, group, value)
+    return total[group] / (group[:, None] == group).sum(1)

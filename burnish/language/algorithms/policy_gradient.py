@@ -45,7 +45,7 @@ class TokenPolicyGradient(PolicyGradient):
     """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
     and learned from token by token."""
 
-    gates_kl = of_responses = True
+    of_responses = True
     learns_values: ClassVar[bool] = False  # trains a value network beside the policy
 
     given_logprobs: Annotated[
