@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -106,9 +106,8 @@ class FlowEngine:
             ]
             for run in runs * len(pauses):
                 next(run)
-            parts: Iterator[Denoising] = map(finished, runs)
-            if pauses:  # all rows by one network, and then by the next, and decoded after that: each comes once
-                parts = iter(list(parts))
+            # all rows by one network, and then by the next, and decoded after that: each comes once
+            parts = [finished(run) for run in runs] if pauses else map(finished, runs)
             for rows, part in zip(batches, parts, strict=True):
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
 

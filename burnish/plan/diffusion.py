@@ -131,7 +131,7 @@ class GeneratorHalf(Half):
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
         for data in self.assembly.finished.values():
-            data.check()  # which ranks that learn from the same images rely on
+            data.check()  # whose first image tells the shape of all
 
     @property
     def _waits(self) -> bool:
