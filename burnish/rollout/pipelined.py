@@ -203,8 +203,9 @@ class PipelinedSource:
         """
         called_at = time.perf_counter()
         with self._changed:
-            if self._floor is None:
-                self._arrive(update)
+            if self._floor is None:  # what a checkpoint brought is for this update and for the ones after it
+                assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
+                self._floor, self._next = update - 1, update + len(self._ahead)
                 self._handed_out = called_at
             self._turn = max(self._turn, update)
             self._start()
@@ -281,12 +282,6 @@ class PipelinedSource:
             self._in_turn = self._in_turn or bool(after[1])
             for rollouts in state.get("ahead", []):
                 self._ahead.append(_Batch(rollouts.update, rollouts.version, _Finished(rollouts), lambda: after))
-
-    def _arrive(self, update: int) -> None:
-        """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
-        self._floor = update - 1
-        assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
-        self._next = update + len(self._ahead)
 
     def _start(self) -> None:
         """Request every batch that may be started by now, in order."""

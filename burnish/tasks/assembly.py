@@ -26,7 +26,7 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop, StreamSource
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.flop_counter import device_peak
@@ -218,7 +218,7 @@ class Assembly:
         return None
 
     @cached_property
-    def source(self) -> StreamSource:
+    def source(self) -> OnlineSource | OfflineSource:
         """Where batches come from."""
         config = self.config
         if config.online:
