@@ -105,8 +105,8 @@ class StepTerms(Batch):
         """Values of terms [M] as [B, K], 0 where there is no term; a term is a sample unless samples are complete."""
         if not self.whole_samples:
             return value[:, None]
-        row, slot = self._place(value.device)
-        return value.new_zeros(self._shape).index_put((row, slot), value)
+        shape = max(self.row, default=-1) + 1, max(self.slot, default=-1) + 1
+        return value.new_zeros(shape).index_put(self._place(value.device), value)
 
     def by_term(self, value: Tensor) -> Tensor:
         """The reverse: [B, K] to [M]."""
@@ -115,10 +115,6 @@ class StepTerms(Batch):
     def mask(self, device: torch.device) -> Tensor:
         """Where terms are in ``by_sample``: [B, K] bool."""
         return self.by_sample(torch.ones(len(self), dtype=torch.bool, device=device))
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return max(self.row, default=-1) + 1, max(self.slot, default=-1) + 1
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return to_device(torch.tensor(self.row), device), to_device(torch.tensor(self.slot), device)

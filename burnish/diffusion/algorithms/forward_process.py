@@ -205,11 +205,11 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
         """What samples of these advantages [B] are worth: [B]."""
         return advantage
 
-    def velocities(self, part: ForwardTerms, roles: FlowRoles) -> tuple[Tensor, Tensor]:
-        """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
-        old = None if roles.is_policy("old") else self.frozen("old", part, roles)
+    def velocities(self, part: ForwardTerms, roles: FlowRoles, name: str = "old") -> tuple[Tensor, Tensor]:
+        """Of the policy, and without gradient of another one, which needs no forward where it is the same."""
+        other = None if roles.is_policy(name) else self.frozen(name, part, roles)
         velocity = self.predict(roles.policy, part)
-        return velocity, velocity.detach() if old is None else old
+        return velocity, velocity.detach() if other is None else other
 
     def frozen(self, name: str, part: ForwardTerms, roles: FlowRoles, guidance: float | None = None) -> Tensor:
         """The velocity of a network beside the policy, without gradient."""

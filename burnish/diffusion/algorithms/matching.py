@@ -134,11 +134,7 @@ class CRD(WithOldPolicy):
         def error(velocity: Tensor) -> Tensor:
             return matching_error(velocity, part.target, share=part.share, adaptive=self.adaptive_weighting)
 
-        if self.baseline == "reference":
-            base = self.frozen("reference", part, roles)
-            velocity = self.predict(roles.policy, part)
-        else:
-            velocity, base = self.velocities(part, roles)
+        velocity, base = self.velocities(part, roles, self.baseline)
         implicit = error(base) - error(velocity)
         loss = centred_distillation(
             implicit, part.value, part.atom, beta=self.beta, temperature=self.temperature, kind=self.matching

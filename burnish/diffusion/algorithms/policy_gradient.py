@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -158,6 +158,7 @@ class StepCorrection(RolloutCorrection):
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
+    reads_old_mean: ClassVar[bool] = False  # compares means of steps, not log-probs alone
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner images), DanceGRPO's SDE, or DDIM's (DDPO)."""
     noise_level: Positive = 0.7
@@ -219,11 +220,6 @@ class StepPolicyGradient(PolicyGradient):
         if self.logprob == "published":
             return "squared_error" if self.transition == "cps" else "gaussian"
         return self.logprob
-
-    @property
-    def reads_old_mean(self) -> bool:
-        """Whether means of steps are compared, not log-probs alone."""
-        return False
 
     def compute_logprobs(self, scored: Scored, roles: FlowRoles) -> AnnotatedSteps:
         from burnish.diffusion.batches import AnnotatedSteps

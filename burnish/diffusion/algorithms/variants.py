@@ -79,16 +79,13 @@ class MixGRPO(FlowGRPO):
 class GRPOGuard(FlowGRPO):
     """Flow-GRPO whose clip works on both sides: plain ratios lie below 1 and spread unevenly, so it hardly does."""
 
+    reads_old_mean = True
     logprob: Literal["gaussian"] = "gaussian"
     """Log-density of a step: the exact one, which the correction of ratios is made for."""
     clip: Positive = 2e-6
     """Clip range of the corrected ratio, which moves as the standard deviation of a step does."""
     balance: bool = True
     """Divide the loss of a step by its length, so that every noise level has its say."""
-
-    @property
-    def reads_old_mean(self) -> bool:
-        return True
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
@@ -105,14 +102,11 @@ class GRPOGuard(FlowGRPO):
 class FlowDPPO(StepPolicyGradient, advantage="flow_group"):
     """Policy gradient that leaves out the steps whose distribution has moved too far and would move further."""
 
+    reads_old_mean = True
     kl_threshold: Positive = 1e-5
     """Largest KL between a step under the old policy and under the new one, averaged over the latent's elements."""
     kl_measure: Literal["gaussian", "means"] = "gaussian"
     """The exact KL of two Gaussians, or half the squared distance of their means, without the variance."""
-
-    @property
-    def reads_old_mean(self) -> bool:
-        return True
 
     @property
     def tolerance(self) -> float:
