@@ -33,7 +33,7 @@ from burnish.training.trainer import rank_micro_batches
 from burnish.types.batch import Batch, Gathered
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Denoising, Requests
+from burnish.types.rollout import Denoising, Requests, Scored, Scores
 
 MIB = 2**20
 STEPS, STATE = 10, (16, 64, 64)  # of denoising, and a latent of 512 x 512 pixels: 256 KiB
@@ -81,9 +81,15 @@ def trajectories(rows: int) -> StepBatch:
         time=times[:-1].expand(rows, -1).contiguous(), time_next=times[1:].expand(rows, -1).contiguous(),
         logprob=numbers, node=torch.zeros(rows, STEPS, dtype=torch.long), schedule=times,
     )  # fmt: skip
+    reward = torch.zeros(rows)
+    scores = Scores(reward=reward, missing=reward.bool(), components=reward[:, None], names=("a",), notes=[""] * rows)
+    scored = Scored(
+        prompts=prompts.rows().prompts, group=prompts.index, sample=torch.arange(rows), trace=trace, scores=scores,
+        update=1, version=0, seed=0,
+    )  # fmt: skip
     return StepBatch(
-        trace=trace, advantage=numbers, weight=numbers, trained=numbers.bool(), old=numbers, old_mean=nothing,
-        reference_mean=nothing,
+        scored=scored, advantage=numbers, weight=numbers, trained=numbers.bool(), old=numbers, learner=numbers[:, :0],
+        old_mean=nothing, reference_mean=nothing,
     )  # fmt: skip
 
 
@@ -92,13 +98,13 @@ def batch_of_a_rank(rows: int, size: int) -> Row:
 
     def read(_: Any) -> tuple[int, float]:
         batch = trajectories(rows)
-        packed = transfer.pack(batch.trace.put_away())
+        packed = transfer.pack(batch.scored.trace.put_away())
         stored: Any = transfer
         stored.ray = type("Store", (), {"get": staticmethod(lambda reference, timeout: packed)})
-        batch.trace = transfer.Stored(reference=None, rows=rows).read(seconds=1)
+        batch.scored.trace = transfer.Stored(reference=None, rows=rows).read(seconds=1)
         ranks: Any = First(size)
         with Peak() as peak:
-            for part, _ in rank_micro_batches(FlowGRPO(), batch, 4, ranks):
+            for part, *_ in rank_micro_batches(FlowGRPO(), batch, 4, ranks):
                 part.to("cpu")
         return sum(array.nbytes for array in packed.heavy), peak.above()[1] * MIB
 

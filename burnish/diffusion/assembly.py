@@ -20,7 +20,7 @@ from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
 from burnish.diffusion.engine import FlowEngine, FlowJob
-from burnish.diffusion.offline import ImageFiles, OfflineImages, ScoredImages
+from burnish.diffusion.offline import FinishedImages, ImageFiles
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
 from burnish.diffusion.pipeline.loading import (
@@ -45,7 +45,7 @@ from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.trainer import AuxiliaryLoss, learned_in_a_step, learned_in_an_update
+from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
@@ -189,76 +189,48 @@ class FlowAssembly(Assembly):
         roles, worker = self.roles, self.rollout_worker
         scored: Scored | None = None
         # adapters share one network, which is gathered once for all
-        with roles.gathered(late=True) if roles.lora is not None else nullcontext():
+        with roles.gathered() if roles.lora is not None else nullcontext():
             try:
-                with roles.gathered(late=True):  # text encoders are away by then
+                with roles.gathered():
                     if request is not None:
-                        scored = worker.generate(request, compared=False)
+                        scored = worker.generate(request)
             finally:
                 # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
                 scored = worker.compared(scored, 0 if request is None else request.groups)
         return None if self.ranks.context.rank else scored  # one answers for those that drew the same
 
     @cached_property
-    def images(self) -> ImageFiles | None:
-        """Finished images that the algorithm learns from in place of prompts."""
-        config, holds = self.config, self.config.holds
-        return None if holds == "prompts" else ImageFiles(config, config.data.train_files, holds, self.limited)
-
-    @cached_property
-    def supervised_images(self) -> ImageFiles | None:
-        """Finished images that are imitated beside."""
-        section = self.config.supervised
-        return None if section is None else ImageFiles(self.config, section.train_files, "images")
-
-    @property
     def files(self) -> dict[str, ImageFiles]:
-        """All finished images, by the section that names them."""
-        every = {"data": self.images, "supervised": self.supervised_images}
-        return {section: files for section, files in every.items() if files is not None}
+        """Finished images that are learned from, by the section that names them."""
+        config, files = self.config, dict[str, ImageFiles]()
+        if config.holds != "prompts":
+            files["data"] = ImageFiles.read(config, config.data.train_files, config.holds, self.limited)
+        if config.supervised is not None:
+            files["supervised"] = ImageFiles.read(config, config.supervised.train_files, "images")
+        return files
 
     @cached_property
-    def finished(self) -> dict[str, OfflineImages]:
+    def finished(self) -> dict[str, FinishedImages]:
         """All these images, as the model has them."""
-        shared = self.ranks.size > 1
-        return {name: files.learned_by(self.engine, shared=shared) for name, files in self.files.items()}
+        return {name: FinishedImages(files, self.engine) for name, files in self.files.items()}
 
     @property
     def records(self) -> Sequence[Any]:
         return self.files["data"].records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples | Scored:
-        data, seed = self.finished["data"], self.config.seed
-        if isinstance(data, ScoredImages):
-            records = data.drawn(records, update=update, seed=seed)
-        batch = data.batch(records, self.offline_times, update=update, seed=seed)
-        if self.ranks.size > 1:
-            rows, costs = [[record] for record in records], batch.costs()
-            if isinstance(data, ScoredImages):
-                rows = [list(group.members) for group in records]
-                if self.config.rows_per_group == 1:
-                    rows = [[member] for row in rows for member in row]
-                costs = [len(row) for row in rows]
-            learned = learned_in_an_update(rows, costs, self.config, self.ranks.rows, update)
-            data.ready([member for row in learned for member in row])
-        return batch
+        return self.finished["data"].batch(records, self.offline_times, update=update, seed=self.config.seed)
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
         section, config = self.config.supervised, self.config
         if section is None:
             return None
-        data = self.finished["supervised"]
-        stream = Stream(
-            self.files["supervised"].records, section.batch_size, seed=config.seed, shuffle=True, name="supervised"
-        )
+        data, records = self.finished["supervised"], self.files["supervised"].records
+        stream = Stream(records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
 
         def draw(step: int) -> Any:
-            records = stream.batch(step)
-            batch: Any = data.batch(records, self.offline_times, update=step, seed=config.seed)
-            if self.ranks.size > 1:
-                data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
-            return batch
+            return data.batch(stream.batch(step), self.offline_times, update=step, seed=config.seed)
 
         return AuxiliaryLoss(SFT(), draw, section.coef)
 
@@ -279,7 +251,7 @@ class FlowAssembly(Assembly):
         for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds):
             yield from ((prompt.where, media) for media in (*prompt.images, *(one for _, one in prompt.inputs)))
         for files in self.files.values():
-            yield from ((record.where, media) for record in files.read for media in record.images)
+            yield from ((record.where, media) for record in files.images for media in record.images)
 
     def check_data(self) -> None:
         super().check_data()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from burnish.utils import random
 DrawLevels = Callable[[Sequence[tuple[random.Part, ...]], Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class AnnotatedSteps:
+@dataclass(kw_only=True)
+class AnnotatedSteps(Batch):
     """Rollouts with what needed a forward pass."""
 
     scored: Scored
@@ -30,23 +30,17 @@ class AnnotatedSteps:
     learner: Tensor  # [B, K] log-probs under the policy that learns, before its first step; [B, 0] if unread
     old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
     reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
-    old_logprobs: OldLogprobs  # whose log-probs old is
-    metrics: dict[str, float] = field(default_factory=dict)
+    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
+    metrics: dict[str, float] = shared(default_factory=dict)
 
 
 @dataclass(kw_only=True)
-class StepBatch(Batch):
+class StepBatch(AnnotatedSteps):
     """Samples to learn from, with the advantage of each of their steps."""
 
-    trace: Denoising
     advantage: Tensor  # [B, K]
     weight: Tensor  # [B, K] of a term in the loss; it is not in the count that the loss is divided by
     trained: Tensor  # [B, K] bool: the others are no terms at all
-    old: Tensor  # [B, K]
-    old_mean: Tensor  # [B, K, ...]
-    reference_mean: Tensor  # [B, K, ...]
-    kl_factor: list[float]  # [B]
-    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
 
     def costs(self) -> list[int]:
         """Steps that are trained of each sample."""
@@ -72,11 +66,11 @@ class StepBatch(Batch):
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
-        schedule = to_device(self.trace.schedule[:-1], self.trace.time.device)
-        count, slots = self.old.shape
+        trace, (count, slots) = self.scored.trace, self.old.shape
+        schedule = to_device(trace.schedule[:-1], trace.time.device)
         every = StepTerms(
-            steps=self.trace.steps(),
-            index=(self.trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
+            steps=trace.steps(),
+            index=(trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
             row=[row for row in range(count) for _ in range(slots)],
             slot=list(range(slots)) * count,
             advantage=self.advantage.flatten(),
@@ -84,7 +78,7 @@ class StepBatch(Batch):
             old=self.old.flatten(),
             old_mean=self.old_mean.flatten(0, 1),
             reference_mean=self.reference_mean.flatten(0, 1),
-            kl_factor=[factor for factor in self.kl_factor for _ in range(slots)],
+            kl_factor=[factor for factor in self.scored.scores.kl_factor for _ in range(slots)],
             old_logprobs=self.old_logprobs,
         )
         return every if self.trained.all() else every.select(self.trained.flatten().nonzero().flatten())
@@ -111,8 +105,8 @@ class StepTerms(Batch):
         """Values of terms [M] as [B, K], 0 where there is no term; a term is a sample unless samples are complete."""
         if not self.whole_samples:
             return value[:, None]
-        row, slot = self._place(value.device)
-        return value.new_zeros(self._shape).index_put((row, slot), value)
+        shape = max(self.row, default=-1) + 1, max(self.slot, default=-1) + 1
+        return value.new_zeros(shape).index_put(self._place(value.device), value)
 
     def by_term(self, value: Tensor) -> Tensor:
         """The reverse: [B, K] to [M]."""
@@ -121,10 +115,6 @@ class StepTerms(Batch):
     def mask(self, device: torch.device) -> Tensor:
         """Where terms are in ``by_sample``: [B, K] bool."""
         return self.by_sample(torch.ones(len(self), dtype=torch.bool, device=device))
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return max(self.row, default=-1) + 1, max(self.slot, default=-1) + 1
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return to_device(torch.tensor(self.row), device), to_device(torch.tensor(self.slot), device)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -74,15 +73,6 @@ class BranchIds:
                 node[:, i] = first + place // together * together
         return cls(node, job.sample[node], first)
 
-    def select(self, rows: slice) -> BranchIds:
-        """That of some rows; the nodes keep their numbers."""
-        return BranchIds(self.node[rows], self.source[rows], self.first[rows])
-
-    @property
-    def within(self) -> Tensor:
-        """[B, N + 1] long: the nodes, counted from the first row of the group, whatever else is in the job."""
-        return self.node - self.first[:, None]
-
 
 class FlowEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
@@ -95,13 +85,9 @@ class FlowEngine:
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         size = self.sample_size(job)
-        with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
-            try:
-                conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
-            finally:
-                self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
-            role = until_sampled.enter_context(self.roles.sampling(job.role, merge=self.merges))
-            role = replace(role, around=partial(step.forward, job.check_cancelled))
+        with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
+            role = replace(network, around=partial(step.forward, job.check_cancelled))
+            conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
                 schedule = self.model.schedule(conditioning, size)
@@ -111,23 +97,19 @@ class FlowEngine:
             plan = replace(plan, branch=branches.node if shared else None)
             step_size, count = self.options.batch_size, len(job.prompts)
             batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
-            pauses = self._pauses(conditioning, plan)
+            # steps at which a network takes over that is not always on the device
+            experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
+            pauses = [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
             runs = [
-                self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule, pauses)
+                self._denoise(job, rows, role, plan.select(rows), branches, conditioning, schedule, pauses)
                 for rows in batches
             ]
             for run in runs * len(pauses):
                 next(run)
-            parts: Iterator[Denoising] = map(finished, runs)
-            if pauses:  # all rows by one network, and then by the next, and decoded after that: each comes once
-                parts = iter(list(parts))
+            # all rows by one network, and then by the next, and decoded after that: each comes once
+            parts = [finished(run) for run in runs] if pauses else map(finished, runs)
             for rows, part in zip(batches, parts, strict=True):
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
-
-    def _pauses(self, conditioning: Gathered[Conditioning], plan: Plan) -> list[int]:
-        """Steps at which a network takes over that is not always on the device."""
-        experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
-        return [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
 
     def sample_size(self, job: FlowJob | None = None) -> SampleSize:
         """The size of samples, and their steps: a job's, or the run's."""
@@ -188,24 +170,14 @@ class FlowEngine:
             return found[:count]
 
         def noise_at(step: int) -> Tensor:
-            sources = branches.source[:, step + 1].tolist()
+            sources = branches.source[rows, step + 1].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
         path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), pauses=pauses)
-        return Denoising(
-            conditioning=kept,
-            latents=path.latents,
-            state=path.state,
-            next_state=path.next_state,
-            time=path.time,
-            time_next=path.time_next,
-            logprob=path.logprob,
-            node=branches.within[:, 1:][plan.recorded].view_as(path.time),
-            noised=noised,
-            forecast_error=path.forecast_error,
-            schedule=schedule,
-        )
+        # counted from the first row of the group, whatever else is in the job
+        node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(path.time)
+        return Denoising(**vars(path), conditioning=kept, node=node, noised=noised, schedule=schedule)
 
     def plan(self, job: FlowJob, times: Tensor) -> Plan:
         """How all rows of a job are denoised, but for what they share."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.preference import select_best_worst
-from burnish.rollout.sources import Job, RolloutRequest, collector
+from burnish.rollout.sources import RolloutRequest, collector, group_starts
 from burnish.tasks.evaluate import prompt_images
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered, to_device
@@ -51,13 +50,8 @@ class FlowRollouts:
     files: SampleFiles | None = None  # where samples are kept
     check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
-    def generate(self, request: RolloutRequest, *, compared: bool = True) -> Scored | None:
-        """The samples to learn from: all of the request, or the best and the worst of each group.
-
-        Args:
-            request: which samples.
-            compared: also metrics for which other networks run than the one that samples.
-        """
+    def generate(self, request: RolloutRequest) -> Scored:
+        """The samples to learn from: all of the request, or the best and the worst of each group."""
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
@@ -88,27 +82,18 @@ class FlowRollouts:
             metrics["critic/diversity"] = group_diversity(shapes, scored.group)
             counts["critic/diversity"] = int(several.sum())
         metrics, counts = scored.metrics | metrics, scored.counts | counts
-        scored = replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
-        return self.compared(scored, request.groups) if compared else scored
+        return replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
 
     def compared(self, scored: Scored | None, groups: int) -> Scored | None:
         """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that
         have none."""
-        looked: Scored | None = None
-        if scored is not None:
-            looked = scored.select(watched(self._positions(scored.group), groups * self.rollout.n))
+        few = None if scored is None else scored.select(watched(scored.group, self.rollout.n, groups))
         with self.watch("ref"):
-            grown = policy_vs_reference_norm(self.engine.roles, looked, self.rollout.batch_size)
-        if scored is None or looked is None:
+            grown = policy_vs_reference_norm(self.engine.roles, few, self.rollout.batch_size)
+        if scored is None or few is None:
             return None
-        counts = scored.counts | dict.fromkeys(grown, float(len(looked)))
+        counts = scored.counts | dict.fromkeys(grown, float(len(few)))
         return replace(scored, metrics=scored.metrics | grown, counts=counts)
-
-    def _positions(self, group: Tensor) -> Tensor:
-        """Positions of rows in the full batch, [B] long, if every group of it has all of its samples."""
-        sizes = torch.unique_consecutive(group, return_counts=True)[1]
-        within = torch.cat([torch.arange(size) for size in sizes.tolist()]) if len(sizes) else group
-        return group * self.rollout.n + within
 
     def _sample(
         self, job: FlowJob, version: int, *, files: SampleFiles | None
@@ -124,19 +109,24 @@ class FlowRollouts:
             for rows, trace, some in parts:
                 traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)
                 shapes += map(coarse, some)
-                if files is not None:
-                    groups = zip(range(rows.start, rows.stop), job.group[rows].tolist(), some, strict=True)
-                    kept |= {row: one for row, group, one in groups if files.wanted(job.update, group)}
-                shown += glimpses(job, rows, some)
+                for row, sample in enumerate(some, rows.start):
+                    group, first = int(job.group[row]), row == 0 or bool(job.group[row - 1] != job.group[row])
+                    if files is not None and files.wanted(job.update, group):
+                        kept[row] = sample
+                    if first and group < GLIMPSES and not isinstance(sample, Sound):
+                        shown.append(thumbnail(sample))
                 if context.rank == 0:
                     scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, self.scorer))
         with self.watch("reward"):
             scores, ran = context.first(lambda: settled(scoring.scores(self.check_cancelled), job.group))
         if files is not None:
-            write = partial(_write, kept, job)
-            drawn = job.seeds(self.engine.seed)
-            what = (job.update, job.prompts, job.group, job.sample, scores, write)
-            context.first(lambda: files.keep(*what, version=version, drawn=drawn))
+            context.first(
+                lambda: files.keep(
+                    job.update, job.prompts, job.group, job.sample, scores,
+                    lambda folder, row: {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", kept[row])},
+                    version=version, drawn=job.seeds(self.engine.seed),
+                )
+            )  # fmt: skip
         trace, metrics = Denoising.cat(traces), dict[str, float]()
         if job.cache_interval > 1:
             computed = self.engine.plan(job, trace.schedule).computed
@@ -160,18 +150,24 @@ class FlowRollouts:
         return scored, shapes
 
 
-def _write(shown: Mapping[int, Sample], job: FlowJob, folder: Path, row: int) -> dict[str, str]:
-    return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", shown[row])}
-
-
 ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
 TIME = 0.5  # where both image and noise are to be guessed
 
 
-def watched(places: Tensor, total: int) -> Tensor:
-    """Which of some samples are looked at: rows [M], by their places [B] long among all ``total`` of the batch."""
-    stride = max(total // ROWS, 1)
-    return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
+def watched(group: Tensor, n: int, groups: int) -> Tensor:
+    """Which samples are looked at: rows [M], by the places that they have in the full batch.
+
+    Args:
+        group: [B] long, of some samples of the batch, those of a group next to each other.
+        n: samples of a group.
+        groups: in the batch.
+    """
+    starts = group_starts(group)
+    place = (
+        group * n + torch.arange(len(group)) - torch.tensor(starts[:-1]).repeat_interleave(torch.tensor(starts).diff())
+    )
+    stride = max(groups * n // ROWS, 1)
+    return ((place % stride == 0) & (place < stride * ROWS)).nonzero().flatten()
 
 
 def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -> Metrics:
@@ -224,20 +220,13 @@ def inputs_of(trace: Denoising, scorer: Scorer) -> dict[str, list[Any]]:
     )
 
 
-def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:
-    """Small PNG files of some rows of a job: of the first sample of each of the first prompts. A sound has none."""
-    found = []
-    for row, sample in zip(range(rows.start, rows.stop), samples, strict=True):
-        group = int(job.group[row])
-        first = row == 0 or int(job.group[row - 1]) != group
-        if not first or group >= GLIMPSES or isinstance(sample, Sound):
-            continue
-        image = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
-        image.thumbnail((GLIMPSE, GLIMPSE))
-        file = io.BytesIO()
-        image.save(file, format="PNG")
-        found.append(file.getvalue())
-    return found
+def thumbnail(sample: np.ndarray | Clip) -> bytes:
+    """A small PNG file of an image, or of the middle of a clip."""
+    image = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
+    image.thumbnail((GLIMPSE, GLIMPSE))
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()
 
 
 def write_sample(folder: Path, stem: str, sample: Sample) -> str:

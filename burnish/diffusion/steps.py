@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.options import Solver
 from burnish.types.batch import to_device
+from burnish.types.rollout import Path
 
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
 Density = Literal["gaussian", "squared_error"]
@@ -250,23 +251,10 @@ class Plan:
         return replace(self, recorded=self.recorded[rows], branch=branch)
 
 
-@dataclass(frozen=True)
-class Trajectory:
-    """K recorded steps of every sample, and its final latents."""
-
-    latents: Tensor  # [B, ...]
-    state: Tensor  # [B, K, ...]
-    next_state: Tensor  # [B, K, ...]
-    time: Tensor  # [B, K], in the CPU's memory
-    time_next: Tensor  # [B, K], as well
-    logprob: Tensor  # [B, K]; 0 where the steps have no noise
-    forecast_error: Tensor  # [B] see ``Taylor.error``; 0 where nothing is forecast
-
-
 def denoise(
     velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor], *, share: Tensor | None = None,
     pauses: Collection[int] = (),
-) -> Generator[None, None, Trajectory]:  # fmt: skip
+) -> Generator[None, None, Path]:  # fmt: skip
     """Denoise from pure noise, and record the steps that are trained on; see ``finished``.
 
     Args:
@@ -324,7 +312,10 @@ def denoise(
             next_state[at] = moved[where]
         x = moved
     error = x.new_zeros(batch) if taylor is None else taylor.error
-    return Trajectory(x, state, next_state, time, time_next, logprob, error)
+    return Path(
+        latents=x, state=state, next_state=next_state, time=time, time_next=time_next, logprob=logprob,
+        forecast_error=error,
+    )  # fmt: skip
 
 
 def finished(run: Generator[Any, Any, T], answer: Callable[[Any], Any] = lambda asked: None) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -16,7 +16,7 @@ from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
-from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
+from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import FORMS, SLIPS
 from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
@@ -35,36 +35,20 @@ IMAGE = (1024, 1024)  # height and width of what samples begin from, where no da
 CORNER = 16  # pixels
 
 
-@dataclass(frozen=True)
-class MadeUpImages:
-    """Images of a data set to learn from, where it is not at hand."""
+def made_up_images(
+    prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
+) -> ImageFiles:
+    """Images to learn from, where those of the run are not at hand.
 
-    records: Sequence[Any]
-    weights: Mapping[str, float]  # of scores, where the images have some
-    n: int  # images with scores of each prompt
-
-    @classmethod
-    def of(
-        cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
-    ) -> MadeUpImages:
-        """Args: ``members`` images like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
-        image = Media.encoded(grey(*pixels.shape[:2]))
-        each = [ImageRecord(prompt, (image,) * members, "made up") for prompt in prompts]
-        if weights:
-            scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
-            return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
-        return cls(each, weights, n)
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        return [record.prompt for record in self.records]
-
-    def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
-        if not self.weights:
-            return EncodedImages(self.records, engine, crop=None, shared=shared)
-        members = [member for group in self.records for member in group.members]
-        encoded = EncodedImages(members, engine, crop=None, shared=shared)
-        return ScoredImages(self.records, encoded, self.weights, self.n)
+    Args: ``members`` images like ``pixels`` to a record; ``n`` records to each prompt, if they have scores.
+    """
+    image = Media.encoded(grey(*pixels.shape[:2]))
+    each = [ImageRecord(prompt, (image,) * members, "made up") for prompt in prompts]
+    if not weights:
+        return ImageFiles(each)
+    scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
+    groups = [ScoredGroup(tuple(members)) for members in scored]
+    return ImageFiles([member for group in scored for member in group], groups, weights, n)
 
 
 class GeneratorHalf(Half):
@@ -84,8 +68,8 @@ class GeneratorHalf(Half):
         members = {"prompts": 0, "images": 1, "pairs": 2, "scored": 1}[config.holds]
         if not members or not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        images = MadeUpImages.of(prompts, members, shades, config.data.scores or {}, config.rollout.n)
-        return {"train_prompts": prompts, "images": images}
+        images = made_up_images(prompts, members, shades, config.data.scores or {}, config.rollout.n)
+        return {"train_prompts": prompts, "files": {"data": images}}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""
@@ -147,7 +131,7 @@ class GeneratorHalf(Half):
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
         for data in self.assembly.finished.values():
-            data.check()  # which ranks that learn from the same images rely on
+            data.check()  # whose first image tells the shape of all
 
     @property
     def _waits(self) -> bool:

@@ -108,9 +108,7 @@ class RolloutCorrection:
             importance_weights,
             joint_metrics,
             rejected_fractions,
-            rejection_mask,
-            rejection_metrics,
-            weight_metrics,
+            rejection,
         )
         from burnish.rl.surrogates import masked, ratio_of
 
@@ -121,17 +119,17 @@ class RolloutCorrection:
         if not mask.any():
             return weights, kept, metrics
         if self.weights != "none":
-            how: Any = {"level": self.weights, "upper": self.upper, "lower": self.lower}
-            how["batch_normalise"] = self.batch_normalise
-            weights = importance_weights(nats, mask, **how)
-            metrics |= weight_metrics(nats, mask, **how)
+            weights, measured = importance_weights(
+                nats, mask, level=self.weights, upper=self.upper, lower=self.lower, batch_normalise=self.batch_normalise
+            )
+            metrics |= measured
             if scale is not None:
                 metrics |= joint_metrics(nats, mask, level=self.weights, applied=weights)
             if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
-            kept = kept & rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
-            metrics |= rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+            stays, measured = rejection(nats, mask, rule=rule, upper=high, lower=low)
+            kept, metrics = kept & stays, metrics | measured
         if self.rules:
             metrics |= rejected_fractions(kept, mask)
         return weights, kept, metrics
@@ -256,16 +254,6 @@ def chosen(algorithm: Any, kind: str) -> Any:
     return given
 
 
-def refuse_of_responses(advantage: Any) -> None:
-    """Refuse an advantage that reads what only language models have.
-
-    Raises:
-        ValueError: it does.
-    """
-    if advantage.critic or advantage.greedy or advantage.steps or advantage.turn_rewards:
-        raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
-
-
 def range_metrics(**values: Tensor) -> dict[str, float]:
     """Mean and range of each, as ``critic/NAME/mean``, ``/max`` and ``/min``; nothing of what is empty."""
     return {
@@ -285,24 +273,6 @@ def advantage_metrics(scores: Scores, advantage: Tensor) -> dict[str, float]:
 Metrics = dict[str, float]
 
 ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch until they are taken
-
-
-class Memory:
-    """What an algorithm remembers from update to update, saved with checkpoints: things with a state, by name."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts: dict[str, Any] = dict(parts)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.parts[name]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert state.keys() == self.parts.keys(), "the checkpoint's identity was not checked"
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
 
 
 class Notes(dict[str, Any]):
@@ -328,6 +298,7 @@ class Algorithm(ABC):
     parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
     gates_kl: ClassVar[bool] = False  # its KL to the reference counts by ``kl_factor``, sample by sample
     kl_gate = None
+    surrogate = None
 
     def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
@@ -346,9 +317,9 @@ class Algorithm(ABC):
         own = vars(self)
         return "kl_coef" if own.get("kl_coef") else "kl.coef" if own.get("kl") else ""
 
-    def make_memory(self) -> Memory:
-        """What this algorithm remembers between updates, saved with checkpoints."""
-        return Memory({"kl_gate": Notes()} if self.kl_gate is not None else {})
+    def make_memory(self) -> dict[str, Any]:
+        """What this algorithm remembers between updates, saved with checkpoints: things with a state, by name."""
+        return {"kl_gate": Notes()} if self.kl_gate is not None else {}
 
     def compute_logprobs(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""
@@ -389,22 +360,53 @@ KlGate = Annotated[Any, Choice("kl gate"), ReadIf("kl_option", why="its KL to th
 
 
 @options
-class PolicyGradient(Algorithm):
-    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+class AdvantageAlgorithm(Algorithm):
+    """Base of those that learn from advantages: rewards become such by a rule that goes by name."""
 
+    of_responses: ClassVar[bool] = False  # has what only language models have: tokens, a value network, turns
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
+    advantage_clip: Positive | None = None
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        own = self.part("advantage")
+        if not self.of_responses and (own.critic or own.greedy or own.steps or own.turn_rewards):
+            raise ValueError(f"advantage is {own.name}, which is for responses alone; choose another")
+        return self
+
+    def part(self, kind: str) -> Any:
+        """The advantage or the surrogate that is in use, with its options."""
+        return self.__dict__["_chosen"][kind]
+
+    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+        """Advantages [B, K] within their bounds, and the share that was outside."""
+        from burnish.rl.advantages import clip_values
+
+        if self.advantage_clip is None and self.advantage_clip_low is None:
+            return advantage, {}
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage, share = clip_values(advantage, low, high, mask)
+        return advantage, {"critic/advantages/clip_ratio": share}
+
+
+@options
+class PolicyGradient(AdvantageAlgorithm):
+    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+
+    gates_kl = True
     surrogate: Annotated[Any, Choice("surrogate")] = None
     """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
     {name: NAME} with its options; null takes its own."""
     kl_gate: KlGate = None
     """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
     with its options; null holds all alike."""
-    advantage_clip: Positive | None = None
-    """Largest size of an advantage; null never clips."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
     """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
     the sampler's if a check shows that they are the trainer's, else recomputed."""
@@ -413,9 +415,7 @@ class PolicyGradient(Algorithm):
     trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+    def _old_logprobs_fit(self) -> Self:
         mode = self.rollout_correction.mode if self.rollout_correction else None
         if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
             raise ValueError(
@@ -425,10 +425,6 @@ class PolicyGradient(Algorithm):
         if not self.part("surrogate").compares and self.old_logprob != "auto":
             raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
         return self
-
-    def part(self, kind: str) -> Any:
-        """The advantage or the surrogate that is in use, with its options."""
-        return self.__dict__["_chosen"][kind]
 
     @property
     def bypasses(self) -> bool:
@@ -461,16 +457,6 @@ class PolicyGradient(Algorithm):
         metrics["old_policy/recomputed"] = float(old == "recomputed")
         return old, metrics
 
-    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
-        """Advantages [B, K] within their bounds, and the share that was outside."""
-        from burnish.rl.advantages import clip_values
-
-        if self.advantage_clip is None and self.advantage_clip_low is None:
-            return advantage, {}
-        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        advantage, share = clip_values(advantage, low, high, mask)
-        return advantage, {"critic/advantages/clip_ratio": share}
-
     def objective(
         self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -481,16 +467,11 @@ class PolicyGradient(Algorithm):
 RewardsRead = Mapping[str, tuple[str, ...]]  # names of single rewards that parts of an algorithm read, by its kind
 
 
-def rewards_read(algorithm: Algorithm) -> RewardsRead:
+def rewards_read(algorithm: AdvantageAlgorithm) -> RewardsRead:
     """What the advantage reads, and the gate of the KL where there is one."""
-    parts = {"advantage": part_of(algorithm, "advantage"), "kl_gate": algorithm.kl_option and algorithm.kl_gate}
+    parts = {"advantage": algorithm.part("advantage"), "kl_gate": algorithm.kl_option and algorithm.kl_gate}
     named = {kind: getattr(part, part.reads) for kind, part in parts.items() if part and part.reads}
     return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in named.items() if names}
-
-
-def part_of(algorithm: Algorithm, kind: str) -> Any:
-    """The advantage or the surrogate that is in use, with its options."""
-    return algorithm.part(kind) if isinstance(algorithm, PolicyGradient) else chosen(algorithm, kind)
 
 
 def call(part: Any, *tensors: Any) -> Any:
@@ -499,11 +480,11 @@ def call(part: Any, *tensors: Any) -> Any:
     return part.function(*tensors, **given)
 
 
-def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
+def advantages_of(algorithm: AdvantageAlgorithm, rewards: Rewards) -> Advantages:
     """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
     from burnish.rl.advantages import Advantages
 
-    found = call(part_of(algorithm, "advantage"), rewards)
+    found = call(algorithm.part("advantage"), rewards)
     found = found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
     counts = rewards.mask.sum(1)
     means = (found.advantage * rewards.mask).sum(1) / counts.clamp_min(1)

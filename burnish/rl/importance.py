@@ -23,8 +23,8 @@ def importance_weights(
     upper: float,
     lower: float | None = None,
     batch_normalise: bool = False,
-) -> Tensor:
-    """Bounded importance weights, which multiply the terms of a loss.
+) -> tuple[Tensor, dict[str, float]]:
+    """Bounded importance weights, which multiply the terms of a loss, and how many the bounds changed.
 
     Args:
         log_ratio: [B, K].
@@ -35,17 +35,51 @@ def importance_weights(
         batch_normalise: divide by the mean weight, over steps or over samples according to ``level``.
 
     Returns:
-        [B, K] without gradient, 0 outside the mask.
+        Weights [B, K] without gradient, 0 outside the mask. Metrics: the fractions beyond the bounds, whose lower one
+        is 1 / upper if none is given, and at level ``sample`` the smallest and the largest, are those of the unbounded
+        weights; all else is of those that are applied, before they are divided by their mean.
     """
-    raw = raw_weights(log_ratio, mask, level)
+    rows = mask.any(1)
+    known = masked(log_ratio.detach(), mask)
+    raw = masked(ratio_of(known if level == "step" else known.sum(1, keepdim=True).expand_as(known)), mask)
     if lower is None:
         weights = raw.clamp(max=upper)
     else:
         weights = torch.where((raw >= lower) & (raw <= upper), raw, torch.zeros_like(raw))
-    return weights / mean_weight(weights, mask, level) if batch_normalise else weights
+    low = 1 / upper if lower is None else lower
+    by_sample, raw_by_sample = row_mean(weights, mask)[rows], row_mean(raw, mask)[rows]
+    judged = raw[mask] if level == "step" else raw_by_sample
+    extremes = weights[mask] if level == "step" else raw_by_sample
+    mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
+    found: dict[str, Tensor] = {
+        "rollout_is_mean": mean,
+        "rollout_is_max": extremes.max(),
+        "rollout_is_min": extremes.min(),
+        "rollout_is_ratio_fraction_high": _share(judged > upper),
+        "rollout_is_ratio_fraction_low": _share(judged < low),
+        "rollout_is_std": (square - mean.square()).clamp_min(0).sqrt(),
+        "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, torch.zeros_like(mean)),
+        "rollout_is_seq_mean": by_sample.mean(),
+        "rollout_is_seq_std": _std(by_sample),
+        "rollout_is_seq_max": by_sample.max(),
+        "rollout_is_seq_min": by_sample.min(),
+        "rollout_is_seq_max_deviation": (by_sample - 1).abs().max(),
+        "rollout_is_seq_fraction_high": _share(raw_by_sample > upper),
+        "rollout_is_seq_fraction_low": _share(raw_by_sample < low),
+    }
+    if lower is not None:
+        found["rollout_is_oob_ratio"] = _share((raw[mask] < lower) | (raw[mask] > upper))
+    if batch_normalise:
+        factor = mean if level == "step" else by_sample.mean()
+        factor = torch.where(factor > 1e-8, factor, torch.ones_like(factor))
+        found["rollout_is_batch_norm_factor"] = factor
+        weights = weights / factor
+    return weights, _named(found)
 
 
-def rejection_mask(log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float, lower: float | None = None) -> Tensor:
+def rejection(
+    log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float, lower: float | None = None
+) -> tuple[Tensor, dict[str, float]]:
     """Which steps stay after a trust region on a KL estimate; the others leave the loss and its denominator.
 
     Of a step's ratio r, k1 is -log r, k2 is (log r)^2 / 2 and k3 is r - 1 - log r. A ``token`` rule judges each step,
@@ -59,32 +93,34 @@ def rejection_mask(log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float,
         lower: k1 must be at least log(lower); None means 1 / upper. The others have no lower bound.
 
     Returns:
-        [B, K] bool, the mask without what was rejected.
+        [B, K] bool, the mask without what was rejected; what the rule measures and how much it rejects.
     """
-    low, high = rejection_bounds(rule, upper, lower)
+    low, high = -math.inf, upper
+    if rule.endswith("k1"):
+        low, high = math.log(1 / upper if lower is None else lower), math.log(upper)
     statistic = rejection_statistic(log_ratio, mask, rule)
-    return mask & (statistic >= low) & (statistic <= high)
-
-
-def raw_weights(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """Importance weights [B, K] before any bound; 0 outside the mask, without gradient."""
-    known = masked(log_ratio.detach(), mask)
-    ratio = ratio_of(known if level == "step" else known.sum(1, keepdim=True).expand_as(known))
-    return masked(ratio, mask)
-
-
-def mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """Mean over steps, or over samples that have any; 1 where it would be 0."""
-    rows = mask.any(1)
-    mean = masked_mean(weights, mask) if level == "step" else masked_mean(row_mean(weights, mask), rows)
-    return torch.where(mean > 1e-8, mean, torch.ones_like(mean))
-
-
-def rejection_bounds(rule: Rule, upper: float, lower: float | None) -> tuple[float, float]:
-    """Smallest and largest allowed value of a rule's statistic."""
-    if not rule.endswith("k1"):
-        return -math.inf, upper
-    return math.log(1 / upper if lower is None else lower), math.log(upper)
+    kept = mask & (statistic >= low) & (statistic <= high)
+    by_step, by_sample = statistic[mask], row_mean(statistic, mask)[mask.any(1)]
+    judged = by_step if rule.startswith("token") else by_sample
+    bounded = by_step.clamp(0.0 if math.isinf(low) else low, high)
+    name = f"rollout_rs_{rule}"
+    found: dict[str, Tensor] = {
+        f"{name}_mean": by_step.mean(),
+        f"{name}_max": by_step.max(),
+        f"{name}_min": by_step.min(),
+        f"{name}_fraction_high": _share(judged > high),
+        f"{name}_fraction_low": _share(judged < low),
+        f"{name}_std": (bounded.square().mean() - bounded.mean().square()).clamp_min(0).sqrt(),
+        f"{name}_seq_mean": by_sample.mean(),
+        f"{name}_seq_std": _std(by_sample),
+        f"{name}_seq_max": by_sample.max(),
+        f"{name}_seq_min": by_sample.min(),
+        f"{name}_seq_max_deviation": by_sample.abs().max(),
+        f"{name}_seq_fraction_high": _share(by_sample > high),
+    }
+    if rule.endswith("k1"):
+        found[f"{name}_seq_fraction_low"] = _share(by_sample < low)
+    return kept, _named(found) | rejected_fractions(kept, mask, name)
 
 
 def rejection_statistic(log_ratio: Tensor, mask: Tensor, rule: Rule) -> Tensor:
@@ -161,53 +197,6 @@ def correction_metrics(
     return _named(found)
 
 
-def weight_metrics(
-    log_ratio: Tensor,
-    mask: Tensor,
-    *,
-    level: Level,
-    upper: float,
-    lower: float | None = None,
-    batch_normalise: bool = False,
-) -> dict[str, float]:
-    """Statistics of importance weights, and how many the bounds changed. Arguments as for ``importance_weights``.
-
-    The fractions beyond the bounds, whose lower one is 1 / upper if none is given, and at level ``sample`` the
-    smallest and the largest are those of the unbounded weights. All else is of those that are applied, before they
-    are divided by their mean.
-    """
-    rows = mask.any(1)
-    raw = raw_weights(log_ratio, mask, level)
-    weights = importance_weights(log_ratio, mask, level=level, upper=upper, lower=lower)
-    low = 1 / upper if lower is None else lower
-    by_sample, raw_by_sample = row_mean(weights, mask)[rows], row_mean(raw, mask)[rows]
-    judged = raw[mask] if level == "step" else raw_by_sample
-    extremes = weights[mask] if level == "step" else raw_by_sample
-    mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
-    found: dict[str, Tensor] = {
-        "rollout_is_mean": mean,
-        "rollout_is_max": extremes.max(),
-        "rollout_is_min": extremes.min(),
-        "rollout_is_ratio_fraction_high": _share(judged > upper),
-        "rollout_is_ratio_fraction_low": _share(judged < low),
-        "rollout_is_std": (square - mean.square()).clamp_min(0).sqrt(),
-        "rollout_is_eff_sample_size": torch.where(square > 0, mean.square() / square, torch.zeros_like(mean)),
-        "rollout_is_seq_mean": by_sample.mean(),
-        "rollout_is_seq_std": _std(by_sample),
-        "rollout_is_seq_max": by_sample.max(),
-        "rollout_is_seq_min": by_sample.min(),
-        "rollout_is_seq_max_deviation": (by_sample - 1).abs().max(),
-        "rollout_is_seq_fraction_high": _share(raw_by_sample > upper),
-        "rollout_is_seq_fraction_low": _share(raw_by_sample < low),
-    }
-    if lower is not None:
-        found["rollout_is_oob_ratio"] = _share((raw[mask] < lower) | (raw[mask] > upper))
-    if batch_normalise:
-        factor = mean if level == "step" else by_sample.mean()
-        found["rollout_is_batch_norm_factor"] = torch.where(factor > 1e-8, factor, torch.ones_like(factor))
-    return _named(found)
-
-
 def joint_metrics(log_ratio: Tensor, mask: Tensor, *, level: Level, applied: Tensor) -> dict[str, float]:
     """How many samples the unbounded weights of whole denoising steps are worth.
 
@@ -231,37 +220,6 @@ def joint_metrics(log_ratio: Tensor, mask: Tensor, *, level: Level, applied: Ten
             "rollout_is_applied_eff_sample_size": _effective_share(applied[mask].double()),
         }
     )
-
-
-def rejection_metrics(
-    log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float, lower: float | None = None
-) -> dict[str, float]:
-    """What a rule measures and how much it rejects. Arguments as for ``rejection_mask``."""
-    rows = mask.any(1)
-    low, high = rejection_bounds(rule, upper, lower)
-    statistic = rejection_statistic(log_ratio, mask, rule)
-    kept = rejection_mask(log_ratio, mask, rule=rule, upper=upper, lower=lower)
-    by_step, by_sample = statistic[mask], row_mean(statistic, mask)[rows]
-    judged = by_step if rule.startswith("token") else by_sample
-    bounded = by_step.clamp(0.0 if math.isinf(low) else low, high)
-    name = f"rollout_rs_{rule}"
-    found: dict[str, Tensor] = {
-        f"{name}_mean": by_step.mean(),
-        f"{name}_max": by_step.max(),
-        f"{name}_min": by_step.min(),
-        f"{name}_fraction_high": _share(judged > high),
-        f"{name}_fraction_low": _share(judged < low),
-        f"{name}_std": (bounded.square().mean() - bounded.mean().square()).clamp_min(0).sqrt(),
-        f"{name}_seq_mean": by_sample.mean(),
-        f"{name}_seq_std": _std(by_sample),
-        f"{name}_seq_max": by_sample.max(),
-        f"{name}_seq_min": by_sample.min(),
-        f"{name}_seq_max_deviation": by_sample.abs().max(),
-        f"{name}_seq_fraction_high": _share(by_sample > high),
-    }
-    if rule.endswith("k1"):
-        found[f"{name}_seq_fraction_low"] = _share(by_sample < low)
-    return _named(found) | rejected_fractions(kept, mask, name)
 
 
 def rejected_fractions(kept: Tensor, mask: Tensor, name: str = "rollout_rs") -> dict[str, float]:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from burnish.rl.advantages import Rewards
 
 K3_MAX = 10.0  # as in verl: e^20 of one token would drown all others
-Kind = Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
+KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
 
 
-def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *, old: Tensor | None = None) -> Tensor:
+def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old: Tensor | None = None) -> Tensor:
     """KL(policy || reference) per sampled token (Schulman, "Approximating KL divergence").
 
     With d = log(policy / reference): ``k1`` is d, ``k2`` d^2/2, ``k3`` exp(-d) - 1 + d. As a penalty in the reward
@@ -40,14 +40,16 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     Args:
         logprob, reference: [B, T].
         mask: [B, T] bool.
-        kind: which estimate.
+        kind: which estimate: one of ours, or the name of a registered one.
         old: [B, T] log-probs under the policy that sampled; needed by ``unbiased`` only.
 
     Returns:
         [B, T] float32, 0 where masked.
     """
-    from burnish.rl.surrogates import log_ratio
+    from burnish.rl.surrogates import log_ratio, masked
 
+    if kind not in KL_KINDS:
+        return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)
     d = log_ratio(logprob, reference, mask)
     if kind == "k1":
         return d
@@ -178,9 +180,6 @@ class KlController:
             self.coef = state["coef"]
 
 
-KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
-
-
 def one_of(*more: str) -> BeforeValidator:
     """Accepts the name of an estimator, or one of some more."""
 
@@ -242,22 +241,12 @@ class TokenKl:
 
     def estimate(self, logprob: Tensor, reference: Tensor, mask: Tensor, *, old: Tensor) -> Tensor:
         """The KL of each action [B, K] with the gradient that was chosen; ``old`` are log-probs of the sampler."""
-        kind = self.kind or self.value_kind
-        return estimate(logprob, reference, mask, kind, old=old if kind == "unbiased" else None)
+        return kl_estimate(logprob, reference, mask, self.kind or self.value_kind, old=old)
 
     def value(self, logprob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
         """The KL of each action [B, K], where its gradient is not read."""
-        return estimate(logprob, reference, mask, self.value_kind)
+        return kl_estimate(logprob, reference, mask, self.value_kind)
 
     def make_controller(self) -> KlController:
         """The coefficient, as it changes over a run."""
         return KlController(self.coef, target=self.target, horizon=self.horizon if self.target else math.inf)
-
-
-def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old: Tensor | None = None) -> Tensor:
-    """KL of each action [B, K] by the name of an estimator, ours or a registered one."""
-    from burnish.rl.surrogates import masked
-
-    if kind in KL_KINDS:
-        return kl_estimate(logprob, reference, mask, kind, old=old)  # type: ignore[arg-type]
-    return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)

@@ -185,9 +185,8 @@ def group_preference(
         Loss per group [G], -log sigmoid(beta margin) / beta, in rising order of ids, and per group [G]:
         ``actor/implicit_acc``, ``rewards/margins`` (beta times the margin).
     """
-    _, label = torch.unique(group, return_inverse=True)
-    size = int(label.max()) + 1 if len(label) else 0
-    count = torch.zeros(size, dtype=error.dtype, device=error.device).index_add(0, label, torch.ones_like(error))
+    ids, label = torch.unique(group, return_inverse=True)
+    count = error.new_zeros(len(ids)).index_add(0, label, torch.ones_like(error))
     preferred = -advantage * (error - ref_error)
     margin = torch.zeros_like(count).index_add(0, label, preferred) / count
     with torch.no_grad():

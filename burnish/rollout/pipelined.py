@@ -74,22 +74,19 @@ class Filling:
         self.rollout_worker, self.schedule, self.update, self.version = rollout_worker, schedule, update, version
         self.seconds = 0.0
         self.after = after  # of those before the first one, until it is finished
-        self._round, self._rounds = timeout, schedule.rounds
-        self._patience = timeout * self._rounds  # seconds until it is full
-        if before is not None and not before._future.done():
-            self._patience += before._patience
+        self._round = timeout
         self._future: Future[Any] = Future()
         self.abandoned = False  # nobody will learn from it, so that nothing more is requested
         threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
 
     def result(self, timeout: float) -> Any:
         """Its rollouts; ``timeout`` is the limit of each of its rounds, in seconds."""
-        return self._future.result(timeout * self._rounds)
+        return self._future.result(timeout * self.schedule.rounds)
 
     def _run(self, before: Filling | None) -> None:
         try:
             if before is not None:
-                before._future.result(before._patience)
+                before._future.result()  # whose rounds have limits of their own
                 self.after = before.after
             rollouts = self.schedule.filled(self._generate, self.update, self.version, self.after[1])
             self.after = self.schedule.stream.position, rollouts.put_aside
@@ -206,8 +203,9 @@ class PipelinedSource:
         """
         called_at = time.perf_counter()
         with self._changed:
-            if self._floor is None:
-                self._arrive(update)
+            if self._floor is None:  # what a checkpoint brought is for this update and for the ones after it
+                assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
+                self._floor, self._next = update - 1, update + len(self._ahead)
                 self._handed_out = called_at
             self._turn = max(self._turn, update)
             self._start()
@@ -284,12 +282,6 @@ class PipelinedSource:
             self._in_turn = self._in_turn or bool(after[1])
             for rollouts in state.get("ahead", []):
                 self._ahead.append(_Batch(rollouts.update, rollouts.version, _Finished(rollouts), lambda: after))
-
-    def _arrive(self, update: int) -> None:
-        """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
-        self._floor = update - 1
-        assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
-        self._next = update + len(self._ahead)
 
     def _start(self) -> None:
         """Request every batch that may be started by now, in order."""

@@ -24,13 +24,8 @@ from burnish.types.completion import PartialResponse
 from burnish.types.rollout import (
     Collected,
     Failure,
-    OfflineJudgements,
-    OfflineResponses,
-    OfflineSamples,
     Prompt,
     Rollouts,
-    Scored,
-    ScoredResponses,
 )
 from burnish.types.samples import Ran
 from burnish.utils import random
@@ -341,8 +336,7 @@ class PromptSchedule:
         return {} if sampler is None else {"history": sampler.state(last)}
 
 
-Given = OfflineSamples | OfflineResponses | OfflineJudgements | Scored | ScoredResponses
-Prepare = Callable[[list[Any], int], Given]  # by records, and the update that they are for
+Prepare = Callable[[list[Any], int], Collected]  # by records, and the update that they are for
 
 
 class Source(Protocol):
@@ -356,20 +350,7 @@ class Source(Protocol):
         """
 
 
-class StreamSource(Source):
-    """One that draws from a stream in this process, which is all of its state unless it says otherwise."""
-
-    stream: Stream[Any]  # of prompts or records
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the next batch."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state)
-
-
-class OnlineSource(StreamSource):
+class OnlineSource:
     """Samples of the current weights: every batch is requested when it is needed, and waited for."""
 
     def __init__(
@@ -397,17 +378,24 @@ class OnlineSource(StreamSource):
                 "runtime=ray and the async_rollout.depth that it was made with"
             )
         restore(state, self.normaliser)
-        super().load_state_dict(state)
+        self.stream.load_state_dict(state)
         self._after = self.stream.position, self.schedule.history()
 
 
-class OfflineSource(StreamSource):
+class OfflineSource:
     """The next records of a stream, as the model has them; one or more batches to an update."""
 
     def __init__(self, stream: Stream[Any], prepare: Prepare, *, batches: int, watch: Stopwatch) -> None:
         self.stream, self.prepare, self.batches, self.watch = stream, prepare, batches, watch
 
-    def rollout(self, update: int) -> Given:
+    def rollout(self, update: int) -> Collected:
         records = [record for _ in range(self.batches) for record in self.stream.next_batch(update)]
         with self.watch("encode"):
             return self.prepare(records, update)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the next batch."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.stream.load_state_dict(state)

@@ -26,7 +26,7 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop, StreamSource
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.flop_counter import device_peak
@@ -218,11 +218,11 @@ class Assembly:
         return None
 
     @cached_property
-    def source(self) -> StreamSource:
+    def source(self) -> OnlineSource | OfflineSource:
         """Where batches come from."""
         config = self.config
         if config.online:
-            return OnlineSource(self.prompt_schedule, self.rollout_worker, self.normaliser)
+            return OnlineSource(self.prompt_schedule, self, self.normaliser)
         records = self.stream(self.records, (one.prompt.part for one in self.records))
         return OfflineSource(records, self.prepare, batches=config.batches_per_update, watch=self.watch)
 

@@ -14,7 +14,7 @@ from burnish.models.lora import adapter_parameters, add_adapters, carriers, merg
 from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
-from burnish.rl.algorithm import Memory, Metrics
+from burnish.rl.algorithm import Metrics
 from burnish.training.exchange import kept_by_owners
 from burnish.training.experts import mesh_of_experts
 from burnish.training.profiling import Meter
@@ -42,12 +42,13 @@ class TrainedRoles:
     """What every task's networks have in common; what a role predicts is the task's own."""
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
-    sampled: tuple[str, ...] = ("policy",)  # roles whose weights are sent to engines in other processes
-    draws: tuple[str, ...] = ("policy",)  # roles whose networks run while samples are made
+    sampled: tuple[str, ...] = (
+        "policy",
+    )  # roles whose networks run while samples are made, here or in other processes
     counts_tokens = False  # whether batches are of texts, so that what a row costs is its tokens
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
-    memory: Memory  # what the algorithm remembers from update to update
+    memory: dict[str, Any]  # what the algorithm remembers from update to update: things with a state, by name
     learned: Metrics  # of the update that is done
     balance: Any = None  # of the experts of a mixture, if the network is one
     clock: Callable[[str], AbstractContextManager[None]] = nullcontext  # type: ignore[assignment]  # measures a part of what is going on
@@ -66,7 +67,7 @@ class TrainedRoles:
         self.micro_batch_size, self.on_policy = micro_batch_size, on_policy
         self.moved, self.fresh = False, True
         self.optimizer_steps = 0  # of the run so far
-        self.memory, self.learned = Memory({}), {}
+        self.memory, self.learned = {}, {}
         self.device: torch.device = model.device  # where the networks compute
         self.shards = Shards()  # how they lie on the ranks
         self.context: Ranks = SINGLE_RANK  # that run them together, each for a part of every sequence
@@ -183,14 +184,12 @@ class TrainedRoles:
         """Modules outside of a network that are called together with it."""
         return []
 
-    def gathered(self, *, late: bool = False) -> AbstractContextManager[None]:
+    def gathered(self) -> AbstractContextManager[None]:
         """Full weights of what samples for a while, which each rank may use as it likes. Ranks enter together.
 
-        Nothing else: references, critics and lagged policies are as large as the policy. ``late`` gathers when they are
-        first needed; see ``Shards.gathered_late``.
+        Nothing else: references, critics and lagged policies are as large as the policy.
         """
-        names = list(dict.fromkeys(map(self.network_of, self.draws)))
-        return self.shards.gathered_late(names) if late else self.shards.gathered(names)
+        return self.shards.gathered(list(map(self.network_of, self.sampled)))
 
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
@@ -257,7 +256,7 @@ class TrainedRoles:
         """Trained weights of every role, and what the algorithm remembers."""
         roles = {role: self.parameters(role).items() for role in self.trained}
         weights = {role: {name: value.detach() for name, value in own} for role, own in roles.items()}
-        return weights | {"memory": self.memory.state_dict()}
+        return weights | {"memory": {name: part.state_dict() for name, part in self.memory.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for role in self.trained:
@@ -265,4 +264,5 @@ class TrainedRoles:
             assert target.keys() == state[role].keys(), "the checkpoint's identity was not checked"
             for name, value in target.items():
                 copy_full(value, state[role][name])
-        self.memory.load_state_dict(state["memory"])
+        for name, part in self.memory.items():
+            part.load_state_dict(state["memory"][name])

@@ -52,11 +52,6 @@ def learned_in_an_update(records: Sequence[T], costs: Sequence[int], config: Any
     return [records[row] for row in sorted(learned)]
 
 
-def learned_in_a_step(records: Sequence[T], costs: Sequence[int], ranks: Ranks) -> list[T]:
-    """Those of a batch of records that a rank learns in one optimizer step."""
-    return list(records[shares(costs, ranks.size)[ranks.rank]])
-
-
 def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
     size = options.mini_batch_size or max(count, 1)
     for epoch in range(options.epochs):

@@ -26,6 +26,7 @@ __all__ = [
     "OfflineJudgements",
     "OfflineResponses",
     "OfflineSamples",
+    "Path",
     "Prompt",
     "RemoteBatch",
     "Requests",
@@ -94,22 +95,28 @@ def share_of(noised: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class Denoising(Batch):
-    """Trajectories of a flow model. K steps are recorded per sample; K = 0 where none are needed.
+class Path(Batch):
+    """Trajectories of states. K steps are recorded per sample; K = 0 where none are needed.
 
     Columns may stand in for what is heavy, until rows are moved to the device where they are learned.
     """
 
-    conditioning: Gathered[Conditioning]
     latents: Tensor = heavy()  # [B, ...] final, t = 0
     state: Tensor = heavy()  # [B, K, ...] where a recorded step began
     next_state: Tensor = heavy()  # [B, K, ...] where it ended
     time: Tensor = on_host()  # [B, K] t of state, in (0, 1]
     time_next: Tensor = on_host()  # [B, K] t of next_state
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
+    forecast_error: Tensor = None  # type: ignore[assignment]  # [B] relative, of rollout.cache_interval; 0 where exact
+
+
+@dataclass(kw_only=True)
+class Denoising(Path):
+    """Trajectories of a flow model."""
+
+    conditioning: Gathered[Conditioning]
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
-    forecast_error: Tensor = None  # type: ignore[assignment]  # [B] relative, of rollout.cache_interval; 0 where exact
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
 
     def __post_init__(self) -> None:

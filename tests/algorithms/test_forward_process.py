@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from burnish.data.scored import scored_groups
-from burnish.diffusion.offline import ScoredImages
+from burnish.diffusion.offline import as_sampled
 from burnish.registry import lookup
 from burnish.types.rollout import OfflineSamples
 from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, TIMES, Linear, given, scored, total
@@ -203,20 +203,6 @@ def test_likelihood_is_weighted_by_the_exponential_of_the_reward():
     torch.testing.assert_close(batch.value.flatten(), expected)
 
 
-class Latents:
-    """Images of a data set that have been encoded."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def batch(self, records, schedule, *, update, seed):
-        trace = self.samples.trace
-        return OfflineSamples(
-            conditioning=trace.conditioning, latents=trace.latents[:, None], uid=[""] * len(records),
-            schedule=schedule, update=update, version=update - 1, seed=seed,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("algorithm", ONLINE, ids=str)
 def test_samples_with_scores_teach_what_they_taught_when_they_were_sampled(algorithm):
     sampled = scored()
@@ -225,7 +211,11 @@ def test_samples_with_scores_teach_what_they_taught_when_they_were_sampled(algor
     weights = {"half": 0.5, "logged": 0.0}
     groups = scored_groups([*records[::2], *records[1::2]], weights)
     groups = [replace(group, members=tuple(sorted(group.members, key=records.index))) for group in groups]
-    given = ScoredImages(groups, Latents(sampled), weights, SIZE).batch(groups, TIMES, update=2, seed=3)
+    images = OfflineSamples(
+        conditioning=sampled.trace.conditioning, latents=sampled.trace.latents[:, None], uid=[""] * COUNT,
+        schedule=TIMES, update=2, version=1, seed=3,
+    )  # fmt: skip
+    given = as_sampled(images, groups, weights)
     batches = [algorithm.compute_advantages(one)[0] for one in (sampled, given)]
     losses = [total(algorithm, batch, Linear()) for batch in batches]
     assert losses[0] == losses[1]

@@ -149,5 +149,6 @@ def test_what_a_run_remembers_goes_on_where_it_was(name, options):
     seen(whole, 1)
     whole.step()
     resumed.logprob = whole.logprob
-    resumed.memory.load_state_dict(whole.memory.state_dict())
+    for kind, part in resumed.memory.items():
+        part.load_state_dict(whole.memory[kind].state_dict())
     assert seen(whole, 2) == seen(resumed, 2) != seen(alone, 2)

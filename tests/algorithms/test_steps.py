@@ -119,7 +119,7 @@ def test_the_loss_is_the_pure_function_on_complete_samples_however_they_are_cut(
     algorithm = made(**chosen, timestep_fraction=0.75)
     batch = credited(algorithm, sampled(algorithm))
     assert batch.trained.sum(1).tolist() == [3] * (SAMPLES - 1)
-    weight, steps = WEIGHT.clone().requires_grad_(), batch.trace.steps()
+    weight, steps = WEIGHT.clone().requires_grad_(), batch.scored.trace.steps()
     logprob = algorithm.step(steps, linear(weight)).logprob(steps.next_state, algorithm.density).view(batch.old.shape)
     found = function(logprob, batch.old, batch.advantage, batch.trained, **options)
     expected = found.loss[batch.trained].mean()

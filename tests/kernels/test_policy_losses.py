@@ -10,7 +10,7 @@ import torch
 from burnish.diffusion.steps import Transition, transition
 from burnish.registry import lookup
 from burnish.rl import objectives, surrogates
-from burnish.rl.importance import rejection_mask
+from burnish.rl.importance import rejection
 from tests.conformance import case, cases
 from tests.support.token_losses import aggregate, assert_gradient, batch, mask_of, spoil
 
@@ -67,8 +67,9 @@ def test_a_rejected_step_leaves_the_denominator():
     given = dict(c.inputs)
     old, logprob = given["old_log_prob(=rollout)"], given["log_prob"]
     lower, upper = (float(bound) for bound in given["threshold"].split("_"))
-    kept = rejection_mask(logprob[:, None] - old[:, None], torch.ones(len(old), 1).bool(), rule=given["rollout_rs"],
-                          upper=upper, lower=lower)[:, 0]  # fmt: skip
+    kept, _ = rejection(logprob[:, None] - old[:, None], torch.ones(len(old), 1).bool(), rule=given["rollout_rs"],
+                        upper=upper, lower=lower)  # fmt: skip
+    kept = kept[:, 0]
     _, found = published(given | {"old_log_prob": old})
     c.close((found.loss * kept).mean(), c.expected["loss"])
     for name in found.metrics.keys() & c.expected["metrics"].keys():

@@ -7,9 +7,7 @@ from burnish.rl.importance import (
     correction_metrics,
     importance_weights,
     rejected_fractions,
-    rejection_mask,
-    rejection_metrics,
-    weight_metrics,
+    rejection,
 )
 from burnish.rl.surrogates import variance_proxies
 from tests.conformance import Case, case, cases
@@ -44,8 +42,8 @@ def test_importance_weights(c):
     options = {"level": LEVELS[given["rollout_is"]], "batch_normalise": given["batch_normalize"]} | bounds(
         given["threshold"]
     )
-    c.close(importance_weights(log_ratio, everything(log_ratio), **options), c.expected["weights"])
-    found = weight_metrics(log_ratio, everything(log_ratio), **options)
+    weights, found = importance_weights(log_ratio, everything(log_ratio), **options)
+    c.close(weights, c.expected["weights"])
     found |= correction_metrics(given["old_log_prob"], given["rollout_log_prob"], everything(log_ratio))
     same(c, found, c.expected["metrics"])
 
@@ -54,9 +52,9 @@ def test_importance_weights(c):
 def test_rejection(c):
     log_ratio = c.inputs["log_ratio(old-rollout)"]
     mask, options = everything(log_ratio), {"rule": c.inputs["mode"]} | bounds(c.inputs["threshold"])
-    kept = rejection_mask(log_ratio, mask, **options)
+    kept, found = rejection(log_ratio, mask, **options)
     c.close(kept, c.expected["keep_mask"])
-    same(c, rejection_metrics(log_ratio, mask, **options) | rejected_fractions(kept, mask), c.expected["metrics"])
+    same(c, found | rejected_fractions(kept, mask), c.expected["metrics"])
 
 
 def test_weights_and_rejection_together():
@@ -64,8 +62,8 @@ def test_weights_and_rejection_together():
     given = c.inputs
     log_ratio = given["old_log_prob"] - given["rollout_log_prob"]
     mask = everything(log_ratio)
-    kept = rejection_mask(log_ratio, mask, rule=given["rollout_rs"], **bounds(given["rollout_rs_threshold"]))
-    weights = importance_weights(
+    kept, _ = rejection(log_ratio, mask, rule=given["rollout_rs"], **bounds(given["rollout_rs_threshold"]))
+    weights, _ = importance_weights(
         log_ratio, mask, level=LEVELS[given["rollout_is"]], **bounds(given["rollout_is_threshold"])
     )
     c.close(weights * kept, c.expected["rollout_is_weights"])
@@ -106,23 +104,25 @@ def test_what_does_not_count_is_never_read(spoil):
     for level in LEVELS.values():
         for extra in ({}, {"lower": 0.5}, {"batch_normalise": True}):
             options = {"level": level, "upper": 1.5, **extra}
-            clean = importance_weights(ours - theirs, mask, **options)
-            assert torch.equal(importance_weights(dirty - theirs, mask, **options), clean)
+            clean, found = importance_weights(ours - theirs, mask, **options)
+            spoilt, same_found = importance_weights(dirty - theirs, mask, **options)
+            assert torch.equal(spoilt, clean)
             assert (clean[~mask] == 0).all()
-            assert weight_metrics(dirty - theirs, mask, **options) == weight_metrics(ours - theirs, mask, **options)
+            assert same_found == found
     for rule in RULES:
         options = {"rule": rule, "upper": 1.2 if rule.endswith("k1") else 0.05}
-        clean = rejection_mask(ours - theirs, mask, **options)
-        assert torch.equal(rejection_mask(dirty - theirs, mask, **options), clean)
+        clean, found = rejection(ours - theirs, mask, **options)
+        spoilt, same_found = rejection(dirty - theirs, mask, **options)
+        assert torch.equal(spoilt, clean)
         assert not clean[~mask].any()
-        assert rejection_metrics(dirty - theirs, mask, **options) == rejection_metrics(ours - theirs, mask, **options)
+        assert same_found == found
     assert correction_metrics(dirty, theirs, mask) == correction_metrics(ours, theirs, mask)
 
 
 def test_weights_that_all_vanish_stay_finite():
     log_ratio = torch.full((2, 3), -9.0)
     options = {"level": "step", "lower": 0.5, "upper": 2.0, "batch_normalise": True}
-    assert (importance_weights(log_ratio, everything(log_ratio), **options) == 0).all()
-    found = weight_metrics(log_ratio, everything(log_ratio), **options)
+    weights, found = importance_weights(log_ratio, everything(log_ratio), **options)
+    assert (weights == 0).all()
     assert found["rollout_corr/rollout_is_eff_sample_size"] == 0
     assert found["rollout_corr/rollout_is_batch_norm_factor"] == 1

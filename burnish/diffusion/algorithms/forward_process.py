@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, LagWithin, Needs, Role
 from burnish.diffusion.algorithms.policy_gradient import EXACT, summed
-from burnish.options import SAMPLED, Count, Finite, Fraction, NonNegative, Positive
-from burnish.registry import Choice, ReadIf, options
+from burnish.options import SAMPLED, Count, Fraction, NonNegative, Positive
+from burnish.registry import ReadIf, options
 from burnish.rl.algorithm import (
+    AdvantageAlgorithm,
     Algorithm,
     KlGate,
     Metrics,
     advantage_metrics,
     advantages_of,
-    chosen,
-    clip_range,
-    refuse_of_responses,
     rewards_read,
 )
 
@@ -117,13 +115,10 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @options
-class WithOldPolicy(ForwardProcess, advantage="flow_group"):
+class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
     """Base of those that learn from rewards and keep an old policy beside the one that learns."""
 
     gates_kl = True
-    advantage: Annotated[Any, Choice("advantage")] = None
-    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
-    {name: NAME} with its options; null takes its own."""
     old: Lag = Field(default_factory=Lag)
     """How the old policy follows the one that learns: by decay, ema, linear, counts and update_interval."""
     lagged: dict[str, LagWithin] = Field(default_factory=dict)
@@ -133,8 +128,6 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
     kl_gate: KlGate = None
@@ -165,8 +158,6 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         for name, lag in self.lagged.items():
             if lag.kl_limit is not None and name != "reference":
                 raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; leave it out")
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        refuse_of_responses(chosen(self, "advantage"))
         return self
 
     @property
@@ -194,7 +185,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         return ({"old": self.old} if self.keeps_old else {}) | self.lagged
 
     def needs(self) -> Needs:
-        advantage = chosen(self, "advantage")
+        advantage = self.part("advantage")
         return Needs(
             sampler=self.sample_with, lagged=tuple(self.lags),
             schedule_times=self.schedule_times, schedule_range=self.time_range, atom=self.atom,
@@ -214,11 +205,11 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         """What samples of these advantages [B] are worth: [B]."""
         return advantage
 
-    def velocities(self, part: ForwardTerms, roles: FlowRoles) -> tuple[Tensor, Tensor]:
-        """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
-        old = None if roles.is_policy("old") else self.frozen("old", part, roles)
+    def velocities(self, part: ForwardTerms, roles: FlowRoles, name: str = "old") -> tuple[Tensor, Tensor]:
+        """Of the policy, and without gradient of another one, which needs no forward where it is the same."""
+        other = None if roles.is_policy(name) else self.frozen(name, part, roles)
         velocity = self.predict(roles.policy, part)
-        return velocity, velocity.detach() if old is None else old
+        return velocity, velocity.detach() if other is None else other
 
     def frozen(self, name: str, part: ForwardTerms, roles: FlowRoles, guidance: float | None = None) -> Tensor:
         """The velocity of a network beside the policy, without gradient."""
@@ -258,11 +249,10 @@ def steps_between(low: float, high: float, steps: int) -> range:
     return range(int((1 - high) * steps + EXACT), math.ceil((1 - low) * steps - EXACT))
 
 
-def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]:
-    """Advantages of samples by an algorithm's rule, within its bounds, [B], and their metrics."""
+def bounded_advantages(algorithm: AdvantageAlgorithm, scored: Scored) -> tuple[Tensor, Metrics]:
+    """Advantages of samples by an algorithm's rule, within its bounds, [B], and the metrics of those without bounds."""
     from burnish.rl.advantages import Rewards
 
-    scores = scored.scores
-    advantage = advantages_of(algorithm, Rewards.of(scores, scored.group, 1)).advantage[:, 0]
-    low, high = clip_range("advantage_clip", algorithm.advantage_clip_low, algorithm.advantage_clip)
-    return advantage.clamp(low, high), advantage_metrics(scores, advantage)
+    rewards = Rewards.of(scored.scores, scored.group, 1)
+    advantage = advantages_of(algorithm, rewards).advantage
+    return algorithm.clipped(advantage, rewards.mask)[0][:, 0], advantage_metrics(scored.scores, advantage[:, 0])

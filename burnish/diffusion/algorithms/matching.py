@@ -134,11 +134,7 @@ class CRD(WithOldPolicy):
         def error(velocity: Tensor) -> Tensor:
             return matching_error(velocity, part.target, share=part.share, adaptive=self.adaptive_weighting)
 
-        if self.baseline == "reference":
-            base = self.frozen("reference", part, roles)
-            velocity = self.predict(roles.policy, part)
-        else:
-            velocity, base = self.velocities(part, roles)
+        velocity, base = self.velocities(part, roles, self.baseline)
         implicit = error(base) - error(velocity)
         loss = centred_distillation(
             implicit, part.value, part.atom, beta=self.beta, temperature=self.temperature, kind=self.matching
@@ -210,8 +206,8 @@ class DGPO(WithOldPolicy):
             if self.clip_kl:
                 distance = torch.where(held, distance.detach(), distance)
             distance = gated_kl(distance, part.kl_factor)
-            _, label, count = part.atom.unique(return_inverse=True, return_counts=True)
-            total = total + self.kl_coef * (distance / count[label]).sum()  # a group is one term: its average counts
+            size = (part.atom[:, None] == part.atom).sum(1)
+            total = total + self.kl_coef * (distance / size).sum()  # a group is one term: its average counts
         return summed(total, values)
 
     def size(self, batch: JudgedSamples) -> int:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,10 +19,9 @@ from burnish.rl.algorithm import (
     PolicyGradient,
     RolloutCorrection,
     advantages_of,
-    refuse_of_responses,
     rewards_read,
 )
-from burnish.rl.kl import estimate, gated_kl, one_of
+from burnish.rl.kl import gated_kl, kl_estimate, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +158,7 @@ class StepCorrection(RolloutCorrection):
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
-    gates_kl = True
+    reads_old_mean: ClassVar[bool] = False  # compares means of steps, not log-probs alone
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner images), DanceGRPO's SDE, or DDIM's (DDPO)."""
     noise_level: Positive = 0.7
@@ -201,7 +200,6 @@ class StepPolicyGradient(PolicyGradient):
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
-        refuse_of_responses(self.part("advantage"))
         return self
 
     def needs(self) -> Needs:
@@ -222,11 +220,6 @@ class StepPolicyGradient(PolicyGradient):
         if self.logprob == "published":
             return "squared_error" if self.transition == "cps" else "gaussian"
         return self.logprob
-
-    @property
-    def reads_old_mean(self) -> bool:
-        """Whether means of steps are compared, not log-probs alone."""
-        return False
 
     def compute_logprobs(self, scored: Scored, roles: FlowRoles) -> AnnotatedSteps:
         from burnish.diffusion.batches import AnnotatedSteps
@@ -281,17 +274,7 @@ class StepPolicyGradient(PolicyGradient):
                 learner, sampled, trained, time, scale, compares=self.part("surrogate").compares
             )
             weight, metrics = weight * factor, metrics | corrected
-        batch = StepBatch(
-            trace=trace,
-            advantage=advantage,
-            weight=weight,
-            trained=trained,
-            old=annotated.old,
-            old_mean=annotated.old_mean,
-            reference_mean=annotated.reference_mean,
-            kl_factor=scored.scores.kl_factor,
-            old_logprobs=annotated.old_logprobs,
-        )
+        batch = StepBatch(**vars(annotated), advantage=advantage, weight=weight, trained=trained)
         metrics |= advantage_metrics(scored.scores, advantage)
         some = trained.any(1)
         return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
@@ -417,4 +400,4 @@ def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: 
         return gaussian_kl(step.mean, part.reference_mean, std, step.share)
     reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
     every = torch.ones_like(logprob, dtype=torch.bool)
-    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)
+    return kl_estimate(logprob, reference, every, form, old=old)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,15 +13,14 @@ from burnish.diffusion.algorithms.policy_gradient import Window, sums
 from burnish.options import (
     AdamWOptions,
     Count,
-    Finite,
     Fraction,
     NonNegative,
     OptimizerOptions,
     Positive,
     SomeGuidance,
 )
-from burnish.registry import Choice, register
-from burnish.rl.algorithm import Algorithm, Metrics, chosen, clip_range, refuse_of_responses, rewards_read
+from burnish.registry import register
+from burnish.rl.algorithm import AdvantageAlgorithm, Metrics, rewards_read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,19 +35,14 @@ FAKE_KL = 0.02  # weight of the fake score's squared distance to the untrained m
 
 
 @register("flow algorithm", "tdm_r1")
-class TDMR1(Algorithm, advantage="flow_group"):
+class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
     """A policy of few steps is pulled to where the untrained model and a learned reward would have its samples: the
     untrained model and the reward are asked at any noise level, the policy only ever takes its own steps."""
 
-    advantage: Annotated[Any, Choice("advantage")] = None
-    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
-    {name: NAME} with its options; null takes its own."""
     advantage_std: Literal["group", "global", "none"] = "global"
     """Divide advantages by the std of the group, of the whole batch, or not at all."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""
-    advantage_clip_low: Finite | None = None
-    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
     train_timesteps: Count = 2
     """Denoising steps that the samples of a prompt are trained at, drawn anew at every update."""
     beta: Positive = 1.0
@@ -77,14 +71,12 @@ class TDMR1(Algorithm, advantage="flow_group"):
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
-        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
-        refuse_of_responses(chosen(self, "advantage"))
         if self.real_weight == 1 and self.reward_steps is not None:
             raise ValueError("reward_steps is never read when real_weight is 1: nothing pulls to the reward")
         return self
 
     def needs(self) -> Needs:
-        advantage = chosen(self, "advantage")
+        advantage = self.part("advantage")
         optimizers = {"fake": self.fake_optimizer, "surrogate": self.surrogate_optimizer}
         return Needs(
             recording=Recording("ode", 0.0, Window()), schedule_times=self.train_timesteps, atom="group",
@@ -211,7 +203,5 @@ def within_groups(value: Tensor, group: Tensor) -> Tensor:
     import torch
 
     value = value.detach()
-    both = torch.stack([value, torch.ones_like(value)])
-    total = torch.zeros_like(both).index_add(1, group, both)
-    mean: Tensor = (total[0] / total[1].clamp_min(1))[group]
-    return mean
+    total = torch.zeros_like(value).index_add(0, group, value)
+    return total[group] / (group[:, None] == group).sum(1)

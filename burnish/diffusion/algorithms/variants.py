@@ -79,22 +79,13 @@ class MixGRPO(FlowGRPO):
 class GRPOGuard(FlowGRPO):
     """Flow-GRPO whose clip works on both sides: plain ratios lie below 1 and spread unevenly, so it hardly does."""
 
-    logprob: Literal["published", "gaussian", "squared_error"] = "gaussian"
-    """Log-density of a step; the correction of ratios is made for the exact one."""
+    reads_old_mean = True
+    logprob: Literal["gaussian"] = "gaussian"
+    """Log-density of a step: the exact one, which the correction of ratios is made for."""
     clip: Positive = 2e-6
     """Clip range of the corrected ratio, which moves as the standard deviation of a step does."""
     balance: bool = True
     """Divide the loss of a step by its length, so that every noise level has its say."""
-
-    @model_validator(mode="after")
-    def _ratio_is_gaussian(self) -> Self:
-        if self.logprob != "gaussian":
-            raise ValueError(f"logprob is {self.logprob}, but the ratio is corrected as a gaussian's; leave it out")
-        return self
-
-    @property
-    def reads_old_mean(self) -> bool:
-        return True
 
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
@@ -111,14 +102,11 @@ class GRPOGuard(FlowGRPO):
 class FlowDPPO(StepPolicyGradient, advantage="flow_group"):
     """Policy gradient that leaves out the steps whose distribution has moved too far and would move further."""
 
+    reads_old_mean = True
     kl_threshold: Positive = 1e-5
     """Largest KL between a step under the old policy and under the new one, averaged over the latent's elements."""
     kl_measure: Literal["gaussian", "means"] = "gaussian"
     """The exact KL of two Gaussians, or half the squared distance of their means, without the variance."""
-
-    @property
-    def reads_old_mean(self) -> bool:
-        return True
 
     @property
     def tolerance(self) -> float:
@@ -192,7 +180,7 @@ class BranchGRPO(FlowGRPO):
     """Denoising steps at which every path parts; rollout.n must be branching ** (number of splits)."""
     branching: Several = 2
     """Into how many."""
-    shared_noise: bool = True
+    shared_noise: Literal[True] = True
     """A tree has one root, so this is always true."""
     advantage_eps: Positive = 1e-8
     """Added to the std of the nodes of one depth, which advantages are divided by."""
@@ -211,8 +199,6 @@ class BranchGRPO(FlowGRPO):
     def _is_a_tree(self) -> Self:
         if sorted(set(self.splits)) != self.splits:
             raise ValueError(f"splits is {self.splits}; they must be strictly increasing")
-        if not self.shared_noise:
-            raise ValueError("shared_noise is false, but a tree has one root; leave it out, or use algorithm=flow_grpo")
         if self.window.kind not in ("all", "fixed"):
             raise ValueError(
                 f"window.kind is {self.window.kind}, but splits are fixed steps and need noise at every update; "

@@ -11,7 +11,7 @@ from pydantic import Field
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
+from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, clip_range, rewards_read
 from burnish.rl.kl import TokenKl, gated_kl
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class TokenPolicyGradient(PolicyGradient):
     """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
     and learned from token by token."""
 
-    gates_kl = True
+    of_responses = True
     learns_values: ClassVar[bool] = False  # trains a value network beside the policy
 
     given_logprobs: Annotated[
@@ -158,11 +158,11 @@ class TokenPolicyGradient(PolicyGradient):
             each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
         )  # fmt: skip
 
-    def make_memory(self) -> Memory:
+    def make_memory(self) -> dict[str, Any]:
         from burnish.rl.advantages import RunningMoments
 
         parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
-        return Memory(super().make_memory().parts | parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
+        return super().make_memory() | parts | ({"kl": self.kl.make_controller()} if self.kl else {})
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -197,10 +197,10 @@ class MPO(Referenced):
             ),
         ]
 
-    def make_memory(self) -> Memory:
+    def make_memory(self) -> dict[str, Any]:
         from burnish.rl.advantages import RunningMoments
 
-        return Memory({"rewards": RunningMoments()})
+        return {"rewards": RunningMoments()}
 
     def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:
         from dataclasses import replace
