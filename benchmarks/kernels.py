@@ -30,12 +30,12 @@ from peft import LoraConfig
 from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
+from burnish.diffusion.pipeline.forwards import Call, Forwards
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
 from burnish.language.decoders import decode
@@ -158,7 +158,7 @@ def work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
         attach(plain, LoraConfig(r=4, lora_alpha=8, target_modules=targets), "policy")
         for key, weight in plain.named_parameters():
             weight.data = weight.data.to(torch.bfloat16) if "lora_" in key else weight.data
-    arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+    arguments = call.arguments
     low = tree_map(_low, {key: value for key, value in arguments.items() if key != "timestep"})
     found["diffusers"] = counted(lambda: plain(**arguments | low))
     return found

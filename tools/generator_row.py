@@ -86,8 +86,8 @@ class Row:
     """Output with an exported adapter that diffusers alone has loaded, beside ours."""
     full: float = math.nan
     """The same with all exported weights."""
-    left_out: tuple[str, ...] = ()
-    """Fast forms that the checks on load left out."""
+    shares: bool = True
+    """Whether rows share a forward."""
 
     @property
     def faults(self) -> list[str]:
@@ -174,18 +174,15 @@ def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
 
     def differences(changed: tuple[str, ...] = ()) -> tuple[float, float]:
         """Of final states and of outputs, the largest of all guidances."""
-        found, left_out = [], dict[str, None]()
+        found = []
         for way in ways:
             assembly = opened(recipe, way)
             if "condition" in changed:
                 alike(assembly.roles.model)
             own = drawn(assembly)
             model: Any = assembly.roles.model
-            requests = assembly.engine.condition(job_of(assembly).prompts).rows()
-            wide, shares = model.form(requests, assembly.config.rollout.guidance_scale)
-            left_out |= {name: None for name, there in (("shares", shares), ("wide", wide)) if not there}
+            row.shares &= model.shares
             found.append(apart(own, drawn_alone(tiny, recipe.parent / "pipeline", assembly, changed)))
-        row.left_out = tuple(left_out)
         return max(states for states, _ in found), max(outputs for _, outputs in found)
 
     row.latents, row.output = differences()

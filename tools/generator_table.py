@@ -77,12 +77,11 @@ def table(rows: Sequence[Row]) -> str:
         lines.append([
             row.pipeline.removesuffix("Pipeline"), row.name, figure(row.latents), figure(row.output),
             ", ".join(row.changed), then, figure(row.logprob), "5 + 5", figure(row.lora), figure(row.full),
-            ", ".join(SLOWER[form] for form in row.left_out),
+            "" if row.shares else "single",
         ])  # fmt: skip
     return lines_of(lines)
 
 
-SLOWER = {"shares": "single", "wide": "narrow"}
 HEAD = """# Which generators can be trained
 
 Burnish trains any pipeline of diffusers that steps its scheduler once per iteration, or once for each of several
@@ -103,8 +102,7 @@ times the signal (Stable Audio), which float32 has no digits left for:
   every weight but those of the adapters has the same bits as before.
 - **adapter, weights**: what diffusers alone draws with the exported adapter, and with all weights, exported after two
   updates of all of them, beside what our sampler draws with the trained ones.
-- **slower**: fast forms that the checks on load left out. *narrow*: what the pipeline computes beside its networks is
-  computed for each sample of a prompt by itself. *single*: and every sample has its own forward.
+- **slower**: *single*: every sample has its own forward, as together they differ.
 """
 REASONS = """## Why some differ from the pipeline's own call
 

@@ -257,7 +257,7 @@ class FlowAssembly(Assembly):
         super().check_data()
         if self.config.sharding.context_parallel > 1:
             self.check_split_sequences()
-        self.check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
+        self.check_drawn(self.config.rewards, self._drawn_from, "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
@@ -318,9 +318,7 @@ class FlowAssembly(Assembly):
         return str(index.get("_class_name")), files
 
     def check(self) -> None:
-        prompts = self._drawn_from
-        self.roles.model.check(prompts)
-        if prompts:
+        if prompts := self._drawn_from:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
             self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))  # nor those of validations
         super().check()

@@ -81,18 +81,21 @@ def resting(weight: Tensor) -> torch.dtype:
     return found
 
 
-def place(module: nn.Module, device: torch.device | str) -> None:
-    """Move a module's weights to a device one after the other, each in the precision that it rests in."""
+def place(module: nn.Module, device: torch.device | str, *, copy: bool = False) -> None:
+    """Move a module's weights to a device one after the other, each in the precision that it rests in; ``copy`` gives
+    them memory of their own also where they are there already."""
     import torch
     from torch import nn
 
     placed: dict[int, nn.Parameter] = {}  # tied weights stay tied
     for owner in module.modules():
         for name, weight in owner._parameters.items():
-            if weight is None or (weight.device == torch.device(device) and weight.dtype == resting(weight)):
+            if weight is None:
+                continue
+            if not copy and weight.device == torch.device(device) and weight.dtype == resting(weight):
                 continue
             if id(weight) not in placed:
-                there = weight.detach().to(device, resting(weight))
+                there = weight.detach().to(device, resting(weight), copy=copy)
                 placed[id(weight)] = nn.Parameter(there, requires_grad=weight.requires_grad)
             owner._parameters[name] = placed[id(weight)]
         place_buffers(owner, device)
@@ -120,20 +123,6 @@ def twin(network: nn.Module) -> nn.Module:
         if hasattr(weight, NOTE):
             setattr(other, NOTE, resting(weight))
     return copy.deepcopy(network, memo)
-
-
-def unshare(network: nn.Module) -> None:
-    """Give a twin memory of its own, where its weights lie, in the precision that they rest in."""
-    from torch import nn
-
-    own: dict[int, nn.Parameter] = {}
-    for owner in network.modules():
-        for name, weight in owner._parameters.items():
-            if weight is not None:
-                if id(weight) not in own:
-                    value = weight.detach().to(resting(weight), copy=True)
-                    own[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
-                owner._parameters[name] = own[id(weight)]
 
 
 def rest_frozen(network: nn.Module, compute: torch.dtype) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.targets import ends_with, is_passed_by
+from burnish.models.targets import ends_with, excluded, is_passed_by
 from burnish.options.model import Precision
 from burnish.utils.errors import UserError
 from burnish.utils.installed import lacking
@@ -75,16 +74,8 @@ def layers_to_quantize(
             f"{option} is {precision}, but {type(network).__name__} has no linear layers in a list of blocks that "
             "could be stored so; leave it out"
         )
-    for pattern in exclude:
-        if not any(_matches(name, pattern) for name in layers):
-            raise UserError(
-                f"{option.rpartition('.')[0]}.exclude has {pattern!r}, which matches none of the layers that would be "
-                f"quantised; they are called like {', '.join(list(layers)[:3])}"
-            )
-    chosen = {
-        name: layer for name, layer in layers.items()
-        if not any(_matches(name, one) for one in exclude) and not _is_inside(name, in_full)
-    }  # fmt: skip
+    out = excluded(layers, exclude, f"{option.rpartition('.')[0]}.exclude", "be quantised")
+    chosen = {name: layer for name, layer in layers.items() if name not in out and not _is_inside(name, in_full)}
     if not chosen:
         raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
     return chosen
@@ -103,10 +94,6 @@ def _block_layers(network: nn.Module) -> dict[str, nn.Linear]:
         if type(module) is Linear and name.startswith(tuple(lists)) and not kept & set(name.split("."))
         and not is_passed_by(network, name)
     }  # fmt: skip
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return ends_with(name, [pattern]) or fnmatchcase(name, pattern)
 
 
 def _is_inside(name: str, modules: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,7 @@ def chosen(
                 f"names are like {', '.join(list(linear)[:3])}"
             )
     found = [name for name in linear if ends_with(name, targets)]
-    out: set[str] = set()
-    for pattern in options.exclude:
-        matched = {name for name in found if ends_with(name, [pattern]) or fnmatchcase(name, pattern)}
-        if not matched:
-            raise UserError(
-                f"model.lora.exclude has {pattern!r}, which matches none of the layers that would get an adapter; "
-                f"they are called like {', '.join(found[:3])}"
-            )
-        out |= matched
+    out = excluded(found, options.exclude, "model.lora.exclude", "get an adapter")
     inside = {name for name in found if any(f"{name}.".startswith(f"{module}.") for module in saved)}
     if inside and options.targets is not None:
         raise UserError(
@@ -96,6 +88,24 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
                 "copy of one of them would take them apart; leave it out, or train all weights with model.lora=null"
             )
     return found
+
+
+def excluded(names: Collection[str], patterns: Sequence[str], option: str, what: str) -> set[str]:
+    """The layers that ``patterns`` match: ends of names, or with wildcards.
+
+    Raises:
+        UserError: a pattern matches none; ``option`` gives them, and ``what`` tells what would become of the layers.
+    """
+    out = set[str]()
+    for pattern in patterns:
+        matched = {name for name in names if ends_with(name, [pattern]) or fnmatchcase(name, pattern)}
+        if not matched:
+            raise UserError(
+                f"{option} has {pattern!r}, which matches none of the layers that would {what}; they are called like "
+                f"{', '.join(list(names)[:3])}"
+            )
+        out |= matched
+    return out
 
 
 def ends_with(name: str, targets: Sequence[str]) -> bool:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.offline import ImageFiles
-from burnish.diffusion.pipeline.checks import FORMS, SLIPS
+from burnish.diffusion.pipeline.checks import SLIPS
 from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
 from burnish.diffusion.pipeline.model import PipelineModel
@@ -118,7 +118,7 @@ class GeneratorHalf(Half):
             setattr(part, name, _first(come, part, once(getattr(part, name))))
 
         def held() -> Any:
-            return self.gathered(), model.unverified if isinstance(model, PipelineModel) else None
+            return self.gathered(), model.shares if isinstance(model, PipelineModel) else None
 
         model.predict = once(_in_some_form(model), held=held)
         model.verify = lambda *args, **kwargs: None
@@ -214,10 +214,10 @@ def _in_some_form(model: Any) -> Callable[..., Any]:
         return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
-        if model.unverified != FORMS[-1]:
+        if model.shares:
             with suppress(*SLIPS):
                 return predict(*args, **kwargs)
-            model.unverified = FORMS[-1]
+            model.shares = False
         return predict(*args, **kwargs)
 
     return predicted
@@ -227,8 +227,8 @@ def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
     """How an image becomes a state, which is found by values that nobody knows; here it stays as it is."""
     shape, taken = tuple(model.initial_latents(request, 0).shape), []
 
-    def take(latents: Tensor, *_: Any, **__: Any) -> None:
-        taken.append(latents.shape)
+    def take(**arguments: Any) -> None:
+        taken.append(next(iter(arguments.values())).shape)
         raise Taken
 
     with torch.no_grad(), suppress(Taken):

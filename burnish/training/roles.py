@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
-from burnish.models.placing import rest_frozen, twin, unshare
+from burnish.models.placing import place, rest_frozen, twin
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rl.algorithm import Metrics
@@ -97,7 +97,7 @@ class TrainedRoles:
             if name not in roles:
                 rest_frozen(other, self.model.compute)
             if not shared:
-                unshare(other)
+                place(other, next(network.parameters()).device, copy=True)
         network.requires_grad_(True)
 
     def measure(self, peak: float) -> None:

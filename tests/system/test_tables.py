@@ -52,7 +52,7 @@ def test_a_row_has_a_fault_where_a_figure_leaves_its_bound_and_pages_say_what_is
         language_row.judge(row)
         assert [said in fault for fault in row.faults] == [True]
     text = generator_table.page([
-        drawn(), drawn(name="two", pipeline="TwoPipeline", changed=("solver",), latents=0.2, left_out=("wide",)),
+        drawn(), drawn(name="two", pipeline="TwoPipeline", changed=("solver",), latents=0.2, shares=False),
         drawn(name="three", pipeline="ThreePipeline", refused="its steps depend on more"),
     ])  # fmt: skip
     assert "| Two | two | 2e-1 | 1e-6 | solver | 1e-6 |" in text

@@ -81,13 +81,6 @@ class FlowModel(Protocol):
     def refuse_non_finite(self, agreed: Agreed = ...) -> None:
         """Refuse NaN or infinite weights of what is trained, once it is placed: UserError."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that the model would not read in full.
-
-        Raises:
-            UserError: with the first such prompt.
-        """
-
     def condition(
         self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Conditioning]:

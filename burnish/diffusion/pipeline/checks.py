@@ -8,17 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
-from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
-from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, driven, joined
-from burnish.diffusion.pipeline.runs import PipelineRun, RecordedRun
+from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
+from burnish.diffusion.pipeline.program import ControlFlowChanged, joined
+from burnish.diffusion.pipeline.runs import RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
+from burnish.diffusion.steps import finished
 from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
 
@@ -31,37 +31,57 @@ EXACT = 1e-4  # largest relative difference of ways to compute a velocity, in fl
 GUIDED = 2.0  # some guidance
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
-SLIPS = (
-    NotBatchable,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    Unsupported,
-)  # of a pipeline that is run otherwise
-# whether a run takes several states of a prompt, and whether rows share a forward: the fastest first
-FORMS = ((True, True), (False, True), (True, False), (False, False))
+SLIPS = RuntimeError, ValueError, IndexError, AttributeError, Unsupported  # of a network that is called otherwise
 CLOSE, ROUNDED = 1e-3, 5e-2  # largest difference, relative to the largest value: in float32, and in less
 FAR = 0.5  # of the largest value: some schedulers leave a little noise at the end, and here noise is large
 SPREAD = 0.5  # of the noise before the last step, in our scale
 
 
 class RandomRun(RecordedRun):
-    """A recorded run whose networks answer with what is drawn, step by step."""
+    """A recorded run whose networks answer with what is drawn, step by step. The scheduler also takes its own steps,
+    from states on a straight path."""
 
-    def __init__(self, forwards: Forwards, trained: tuple[str, ...], device: torch.device) -> None:
-        super().__init__(forwards, trained, device, draw=torch.Generator().manual_seed(0))
-        self.made = defaultdict[int, list[tuple[Call, Any]]](list)  # calls and outputs of each step
+    off = 0.0  # relative distance from the path after the last step
+
+    def __init__(self, forwards: Forwards, device: torch.device, table: NoiseSchedule) -> None:
+        super().__init__(forwards, device)
+        self._table, self._draw = table, torch.Generator().manual_seed(0)
+        self.made = defaultdict[int, list[tuple[str, Any, Any]]](list)  # calls and outputs of each step
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         output = super().call(name, network, arguments)
         with self.trace.paused():
-            self.made[len(self.ends)].append((Call(name, arguments), output))
+            self.made[len(self.ends)].append((name, arguments, output))
         return output
+
+    def blank(self, network: Callable[..., Any], call: Call) -> Any:
+        drawn: Any = super().blank(network, call)
+        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), drawn)
+
+    def stepped(self, scheduler: Any, number: int, output: Tensor, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        if output.shape == x.shape and number + 1 < len(self._table.times):
+            scheduler._step_index = self._table.skipped + number
+            self.off = 0.0  # also of a step that can't be taken by itself
+            with suppress(RuntimeError, ValueError, IndexError, TypeError):
+                self.off = self._missed(scheduler, number, x, own)
+        return super().stepped(scheduler, number, output, x, own)
+
+    def _missed(self, scheduler: Any, number: int, x: Tensor, own: Callable[..., Tensor]) -> float:
+        """How far the scheduler's own step ends from the path."""
+        at, after = self._table.times[number : number + 2].tolist()
+        draw = torch.Generator().manual_seed(0)
+        clean = (torch.randn(x.shape, generator=draw) * 0.3).clamp(-0.9, 0.9).to(x.device)
+        velocity = torch.randn(x.shape, generator=draw).to(x.device) * SPREAD / self._table.times[-2].item() - clean
+        x = (clean + at * velocity) * self._table.scale(at)
+        # what a velocity is of an output, it is for each number by itself: a factor and a summand
+        least, most = (self._table.predicted(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
+        landed = own((velocity - least) / (most - least), x).float()
+        return distance(landed / self._table.scale(after), clean + after * velocity)
 
 
 def check_steps(model: PipelineModel, request: Requests, guidance: float) -> None:
-    """Compare each step of a run with what was recorded of it. No network computes.
+    """Compare each step of a run with what was recorded of it, and where the last one ends with the sample that is
+    predicted. No network computes.
 
     What a pipeline makes of a step may depend on nothing but the state, the time and what networks answer.
 
@@ -74,7 +94,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         Unsupported: a step differs.
     """
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
-    run = RandomRun(model.forwards, model.names, model.device)
+    run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
     scheduler, table = model._run.scheduler, program.table
     for k, (at, streams) in enumerate(zip(table.times[:-1].tolist(), steps := run.steps, strict=False)):
@@ -83,7 +103,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         again, left = program.velocity(scheduler, joined(states).float() / table.scale(at), at), list(run.made[k])
         velocity = None
         with suppress(ControlFlowChanged):
-            velocity = driven(again, partial(_answer, left=left, tolerance=tolerance))
+            velocity = finished(again, lambda calls: [_answer(call, left, tolerance) for call in calls])  # noqa: B023
         if velocity is not None and _close(velocity, expected, tolerance):
             continue
         if k == 0 and len(steps) > 1 and model._mask(request) is not None:
@@ -95,97 +115,52 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
             )
         raise Unsupported(
             f"its step {k + 1} of {len(steps)} does something else than the same step by itself: it depends on "
-            "more than the state, the time and the prompt, such as the steps before or noise drawn in each "
+            "more than the state, the time and the prompt, such as momentum of guidance or noise drawn in each step "
             f"({how_to_turn_off(model.pipeline)})"
+        )
+    if not run.off <= FAR:
+        raise Unsupported(
+            f"the last step of its {type(model.pipeline.scheduler).__name__} ends {run.off:.2g} (relative) from the "
+            "sample that is predicted by its prediction_type, so that it is unknown what its networks predict"
         )
 
 
-def _answer(call: Call, left: list[tuple[Call, Any]], tolerance: float) -> Any:
+def _answer(call: Call, left: list[tuple[str, Any, Any]], tolerance: float) -> Any:
     """The output that was made for the same call, which is taken off the list."""
-    for at, (made, output) in enumerate(left):
-        if made.network == call.network and _close(call.arguments, made.arguments, tolerance):
+    for at, (network, arguments, output) in enumerate(left):
+        if network == call.network and _close(call.arguments, arguments, tolerance):
             del left[at]
             return output
     raise ControlFlowChanged
 
 
-class LastStepRun(PipelineRun):
-    """Takes the scheduler's own steps from states on a straight path, whatever the pipeline makes of it."""
-
-    off = 0.0  # relative distance from the path after the last step
-
-    def __init__(self, table: NoiseSchedule, *args: Any) -> None:
-        super().__init__(*args, count=len(table.times))
-        self._table = table
-
-    def stepped(self, scheduler: Any, number: int, output: Tensor, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        times = self._table.times.tolist()
-        if output.shape == x.shape and number + 1 < len(times):
-            draw = torch.Generator().manual_seed(0)
-            clean = (torch.randn(x.shape, generator=draw) * 0.3).clamp(-0.9, 0.9).to(x.device)
-            noise = torch.randn(x.shape, generator=draw).to(x.device) * SPREAD / times[-2]
-            here, there = (clean + t * (noise - clean) for t in times[number : number + 2])
-            scheduler._step_index = self._table.skipped + number
-            self.off = self._missed(scheduler, noise - clean, here, there, times[number : number + 2], own)
-        return super().stepped(scheduler, number, output, x, own)
-
-    def _missed(
-        self, scheduler: Any, velocity: Tensor, here: Tensor, there: Tensor, times: list[float],
-        own: Callable[..., Tensor],
-    ) -> float:  # fmt: skip
-        at, after = times
-        x = here * self._table.scale(at)
-        # what a velocity is of an output, it is for each number by itself: a factor and a summand
-        least, most = (self._table.predicted(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
-        try:
-            landed = own((velocity - least) / (most - least), x).float()
-        except (RuntimeError, ValueError, IndexError, TypeError):  # of a step that can't be taken by itself
-            return 0.0
-        return distance(landed / self._table.scale(after), there)
-
-
-def check_last_step(model: PipelineModel, request: Requests, guidance: float) -> None:
-    """Compare where a scheduler's last step ends with the sample that is predicted. No network computes.
-
-    Raises:
-        Unsupported: it ends elsewhere.
-    """
-    program = model.program(request, guidance)
-    parts = {call.network for step in program.steps if step for call in step.calls}
-    landing = LastStepRun(program.table, model.forwards, model.names, parts)
-    model.run(request, guidance, landing)
-    if not landing.off <= FAR:
-        raise Unsupported(
-            f"the last step of its {type(model.pipeline.scheduler).__name__} ends {landing.off:.2g} (relative) from "
-            "the sample that is predicted by its prediction_type, so that it is unknown what its networks predict"
-        )
-
-
-def choose_form(model: PipelineModel, full: Requests, guidance: float) -> None:
-    """Leave out fast forms that give other velocities or samples than the slowest, and compare with the pipeline's own
-    end.
+def check_samples(model: PipelineModel, full: Requests, guidance: float) -> None:
+    """Have rows share no forward where they differ then, decode together what doesn't differ, and compare a sample
+    with the pipeline's own end.
 
     Raises:
         Unsupported: that is another one.
     """
-    request, way = replace(full, steps=min(full.steps, TRIED)), model.way(full, guidance)
+    request = replace(full, steps=min(full.steps, TRIED))
     table, tolerance = model.program(request, guidance).table, EXACT if model.compute == torch.float32 else ROUNDED
     for other in {1.0, max(model.rollout.guidance_scale, GUIDED)} - {guidance}:
         with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
             model.program(request, other)
     one, two = (model.initial_latents(request, seed) for seed in (0, 1))
     states, times = torch.stack([one, two, two / 2, one / 2]), table.times[:-1][[0, -1, 0, -1]]
-    some = Requests.cat([request] * len(states))
-    model.forms[way] = FORMS[-1]
-    each = model.predict(model.network, states, times, some, guidance=guidance)
-    for form in FORMS:
-        model.forms[way] = form
-        with suppress(*SLIPS):  # whatever a pipeline makes of several states
-            if distance(model.predict(model.network, states, times, some, guidance=guidance), each) <= tolerance:
-                break
-    if not model.forms[way][1]:
+    shared, rows = model.shares, Requests.cat([request] * len(states))
+
+    def predict(shares: bool) -> Tensor:
+        model.shares = shares
+        return model.predict(model.network, states, times, rows, guidance=guidance)
+
+    each, together = predict(False), None
+    with suppress(*SLIPS):
+        together = predict(True)
+    model.shares = shared and together is not None and distance(together, each) <= tolerance
+    if not model.shares:
         log.warning("%s: rows are computed one by one, as together they differ", type(model.pipeline).__name__)
-    drawn, decoded = model._end(request, one[None]), model.output(request, one[None])
+    drawn, decoded = model.end(request, one[None]), model.output(request, one[None])
     model.arguments.check_returned(drawn)
 
     def apart(*returned: Any) -> list[float]:  # of images, and of their sound
@@ -213,10 +188,7 @@ def how_to_turn_off(pipeline: Any) -> str:
 
 def _close(found: Any, expected: Any, tolerance: float) -> bool:
     """Whether two trees have equal tensors, but for rounding."""
-    plain = [
-        [leaf.value if isinstance(leaf, Whole) else leaf for leaf in tree_leaves(tree)] for tree in (found, expected)
-    ]
-    own, other = ([leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain)
+    own, other = tensors_in(found), tensors_in(expected)
     return len(own) == len(other) and all(distance(*pair) <= tolerance for pair in zip(own, other, strict=True))
 
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_only, tree_map_with_path
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten_with_path,
+    tree_iter,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from burnish.diffusion.pipeline.base import Agree
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import is_sharded
-
-
-@dataclass(frozen=True)
-class Whole:
-    """An argument that is for all rows, also where it is as long as they are many."""
-
-    value: Tensor | list[Any]
 
 
 class Rows(NamedTuple):
@@ -44,59 +45,48 @@ class Rows(NamedTuple):
         return tree_map(lambda value: function(value) if self.has(value) else value, tree, is_leaf=self.has)
 
 
-def tiled(value: Any, copies: int) -> Any:
-    """A tensor or a list several times, one after the other."""
-    if copies == 1:
-        return value
-    if isinstance(value, list):
-        return value * copies
-    return torch.cat([value] * copies)
-
-
 @dataclass(frozen=True)
 class Call:
     """A call that a pipeline makes of one of its networks."""
 
     network: str
-    arguments: dict[str, Any]  # by name
-    shares: str | None = None  # equal for calls that may share a forward, where that is known
+    leaves: list[Any]  # of its arguments; a list with an entry for each row is one
+    rowed: list[bool]  # which of them have an entry for each row
+    types: list[torch.dtype | None]  # in the pipeline's own run
+    tree: TreeSpec  # of the arguments by name
+    rows: Rows
+    size: Any  # of a row; it may be a list, too
+    kind: str = ""  # equal for calls that may share a forward; see ``kind_of``
 
     @property
-    def first(self) -> Any:
-        """Its first list, or tensor with rows."""
-        return next(v for v in self.arguments.values() if isinstance(v, list) or (isinstance(v, Tensor) and v.ndim))
+    def arguments(self) -> dict[str, Any]:
+        """By name."""
+        return tree_unflatten(self.leaves, self.tree)  # type: ignore[no-any-return]
 
-    @property
-    def rows(self) -> Rows:
-        return Rows(len(self.first), isinstance(self.first, list))
 
-    @property
-    def size(self) -> Any:
-        """Of a row; it may be a list, too."""
-        return self.network, *(leaf.shape for leaf in tree_leaves(self.first[0]))
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a tree."""
+    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor)]
 
-    @property
-    def kind(self) -> str:
-        """Equal for calls that may share a forward.
 
-        Rules: the same network; the same arguments, of the same types; tensors of the same shapes but for the rows;
-        equal values of everything that has no rows, but for scalars, as the time of a UNet.
-        """
-        if self.shares is not None:
-            return self.shares
+def kind_of(call: Call) -> str:
+    """Equal for calls that may share a forward.
 
-        def kind(value: Any) -> Any:
-            rowed, value = self.rows.has(value), value.value if isinstance(value, Whole) else value
-            if isinstance(value, list):
-                return sorted({f"{item.dtype} {item.ndim}" if isinstance(item, Tensor) else "" for item in value})
-            if not isinstance(value, Tensor):
-                return value
-            content = b"" if rowed or not value.ndim else value.cpu().contiguous().view(torch.uint8).numpy()
-            # the first state of some has the precision of their weights, and those that follow have more
-            dtype = torch.float32 if rowed and value.is_floating_point() else value.dtype
-            return dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
+    Rules: the same network; the same arguments, of the same types; tensors of the same shapes but for the rows; equal
+    values of everything that has no rows, but for scalars, as the time of a UNet.
+    """
 
-        return f"{self.network} {tree_map(kind, self.arguments, is_leaf=self.rows.has)}"
+    def kind(value: Any, rowed: bool) -> Any:
+        if isinstance(value, list):
+            return sorted({f"{item.dtype} {item.ndim}" if isinstance(item, Tensor) else "" for item in value})
+        if not isinstance(value, Tensor):
+            return value
+        content = b"" if rowed or not value.ndim else value.cpu().contiguous().view(torch.uint8).numpy()
+        # the first state of some has the precision of their weights, and those that follow have more
+        dtype = torch.float32 if rowed and value.is_floating_point() else value.dtype
+        return dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
+
+    return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.rowed))}"
 
 
 def groups(calls: Sequence[Call]) -> list[list[int]]:
@@ -109,18 +99,19 @@ def groups(calls: Sequence[Call]) -> list[list[int]]:
 
 def joined(calls: Sequence[Call]) -> Call:
     """One call for those of a group."""
+    first, counts = calls[0], [call.rows.length for call in calls]
     if len(calls) == 1:
-        return calls[0]
-    rows, counts = calls[0].rows, [call.rows.length for call in calls]
+        return first
 
-    def join(*values: Any) -> Any:
+    def join(rowed: bool, *values: Any) -> Any:
         if isinstance(values[0], Tensor) and not values[0].ndim:
             return torch.cat([value.expand(count) for value, count in zip(values, counts, strict=True)])
-        if not rows.has(values[0]):
+        if not rowed:
             return values[0]
         return torch.cat(values) if isinstance(values[0], Tensor) else list(chain(*values))
 
-    return Call(calls[0].network, tree_map(join, *(call.arguments for call in calls), is_leaf=rows.has))
+    leaves = list(map(join, first.rowed, *(call.leaves for call in calls)))
+    return replace(first, leaves=leaves, rows=first.rows._replace(length=sum(counts)))
 
 
 class Forwards:
@@ -138,78 +129,59 @@ class Forwards:
         self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
     ) -> Call:
         """A call as the pipeline makes it for a state; ``of_states`` tells which arguments are made of states."""
-        rows = Call(network, arguments).rows
-
-        def marked(path: Any, value: Any) -> Any:
-            for one in tree_leaves(value):
-                if isinstance(one, Tensor) and one.is_floating_point():
-                    self._types.setdefault((network, keystr(path)), one.dtype)
-                    if of_states(one):  # which are float32 here, also where the pipeline's own are not
-                        self._types[network, keystr(path)] = self._compute
-            if not (isinstance(value, Tensor) and value.ndim) and not isinstance(value, list):
-                return value
-            if not rows.has(value):
-                self._whole.add((network, keystr(path)))
-            return Whole(value) if (network, keystr(path)) in self._whole else value
-
-        return Call(network, tree_map_with_path(marked, arguments, is_leaf=rows.has))
+        first = next(v for v in arguments.values() if isinstance(v, list) or (isinstance(v, Tensor) and v.ndim))
+        rows = Rows(len(first), isinstance(first, list))
+        leaves, tree = tree_flatten_with_path(arguments, is_leaf=rows.has)
+        rowed, types = list[bool](), list[torch.dtype | None]()
+        for path, leaf in leaves:
+            key = network, keystr(path)
+            for tensor in filter(torch.is_floating_point, tensors_in(leaf)):
+                self._types.setdefault(key, tensor.dtype)
+                if of_states(tensor):  # which are float32 here, also where the pipeline's own are not
+                    self._types[key] = self._compute
+            if isinstance(leaf, Tensor) and leaf.ndim and not rows.has(leaf):
+                self._whole.add(key)
+            rowed.append(rows.has(leaf) and key not in self._whole)
+            types.append(self._types.get(key))
+        size = network, *(leaf.shape for leaf in tree_leaves(first[0]))
+        return Call(network, [leaf for _, leaf in leaves], rowed, types, tree, rows, size)
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        ways = self._ways(network, call)
-        for published, arguments, context in ways:
-            try:
-                with context:
-                    output = network(**arguments)
-            except RuntimeError:
-                if published and len(ways) > 1:
-                    continue
-                raise
-            if isinstance(network, nn.Module):
-                self._published[network] = published
-            break
-        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
+        output = self._output(network, call)
+        if not tensors_in(output):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
-        output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
+        output = _cast(output, torch.float32)
         # expanded zeros take no memory
-        if (size := call.size) not in self._known:
+        if call.size not in self._known:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
-            self._known[size] = zeros, call.rows
+            self._known[call.size] = zeros, call.rows
         return output
 
-    def _ways(
-        self, network: Callable[..., Any], call: Call
-    ) -> list[tuple[bool, dict[str, Any], AbstractContextManager[Any]]]:
-        """How to run a network: as diffusers does where its weights rest in less than float32, else under autocast. The
-        first time it has both, as its arguments may not fit."""
-        plain = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+    def _output(self, network: Callable[..., Any], call: Call) -> Any:
+        """By the network as diffusers runs it where its weights rest in less than float32, if its arguments fit when it
+        is first called; else under autocast."""
         if self._compute == torch.float32 or not isinstance(network, nn.Module):
-            return [(False, plain, nullcontext())]
+            return network(**call.arguments)
+        known = self._published.get(network)
+        if known or (known is None and _rests(network)):
+            try:
+                pairs = zip(call.leaves, call.types, strict=True)
+                published = [leaf if dtype is None else _cast(leaf, dtype) for leaf, dtype in pairs]
+                output = network(**tree_unflatten(published, call.tree))
+                self._published[network] = True
+                return output
+            except RuntimeError:
+                if known:
+                    raise
+        self._published[network] = False
         # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        cast = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
-        known, ways = self._published.get(network), list[Any]()
-        if _rests(network) if known is None else known:
-            ways.append((True, self._as_published(call), nullcontext()))
-        if not known:
-            ways.append((False, plain, cast))
-        return ways
-
-    def _as_published(self, call: Call) -> dict[str, Any]:
-        """Arguments in the precision that the pipeline would give them in."""
-
-        def typed(path: Any, value: Any) -> Any:
-            value = value.value if isinstance(value, Whole) else value
-            dtype = self._types.get((call.network, keystr(path)))
-            if dtype is None:
-                return value
-            return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, value)
-
-        found: dict[str, Any] = tree_map_with_path(typed, call.arguments, is_leaf=call.rows.has)
-        return found
+        with torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False):
+            return network(**call.arguments)
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
-        if (size := call.size) not in self._known:
+        if call.size not in self._known:
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
@@ -217,12 +189,15 @@ class Forwards:
                 )
             with torch.no_grad():
                 self(network, call)
-        zeros, rows = self._known[size]
-        return rows.map(lambda value: tiled(value[:1], call.rows.length), zeros)
+        zeros, rows = self._known[call.size]
+        count = call.rows.length
+        return rows.map(
+            lambda all: all[:1] * count if isinstance(all, list) else all[:1].expand(count, *all.shape[1:]), zeros
+        )
 
     def answered(
         self, networks: Mapping[str, Callable[..., Any]], runs: Sequence[Generator[list[Call], Any, Any]],
-        agree: Agree | None = None, trained: Sequence[str] = (), *, shares: bool,
+        agree: Agree | None = None, trained: Sequence[str] = (), *, shares: bool, order: Sequence[int] = (),
     ) -> list[Any]:  # fmt: skip
         """What computations return, when networks have answered all their calls.
 
@@ -232,20 +207,22 @@ class Forwards:
             agree: ranks agree on how many forwards of the networks that are ``trained`` they make.
             trained: their names.
             shares: whether rows may share a forward.
+            order: of computations in a forward, by which gradients are summed: of several with the same number, the
+                first calls come before the second ones.
         """
-        found: list[Any] = [None] * len(runs)
-        asked: dict[int, list[Call]] = {}
-
-        def resume(i: int, answers: list[Any] | None) -> None:
-            try:
-                asked[i] = runs[i].send(answers)
-            except StopIteration as done:
-                found[i] = done.value
-
-        for i in range(len(runs)):
-            resume(i, None)
-        while asked:
-            calls = [call for some in asked.values() for call in some]
+        results: list[Any] = [None] * len(runs)
+        answers: dict[int, Any] = dict.fromkeys(range(len(runs)))  # for runs that go on
+        while True:
+            asked: dict[int, list[Call]] = {}
+            for i, some in answers.items():
+                try:
+                    asked[i] = runs[i].send(some)
+                except StopIteration as done:
+                    results[i] = done.value
+            if not asked:
+                return results
+            places = sorted((order[i] if order else i, at, i) for i, some in asked.items() for at in range(len(some)))
+            calls = [asked[i][at] for _, at, i in places]
             outputs: list[Any] = [None] * len(calls)
             here: dict[str, list[list[int]]] = {name: [] for name in networks}
             for part in groups(calls) if shares else [[i] for i in range(len(calls))]:
@@ -257,17 +234,20 @@ class Forwards:
                     whole, start = joined([calls[i] for i in part]), 0
                     output = self(networks[name], whole)
                     for i in part:
-                        at = slice(start, start := start + calls[i].rows.length)
-                        outputs[i] = whole.rows.map(operator.itemgetter(at), output)
+                        own = slice(start, start := start + calls[i].rows.length)
+                        outputs[i] = whole.rows.map(operator.itemgetter(own), output)
                 for _ in range(count - counts[name]):  # 0 with the output's gradients
                     spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
             if isinstance(spare, Tensor):
                 outputs[0] = tree_map_only(Tensor, spare.add, outputs[0])
-            answers = iter(outputs)
-            for i, some in list(asked.items()):
-                del asked[i]
-                resume(i, [next(answers) for _ in some])
-        return found
+            answers = {i: [None] * len(some) for i, some in asked.items()}
+            for (_, at, i), output in zip(places, outputs, strict=True):
+                answers[i][at] = output
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    """The tree with its floating-point tensors in a precision."""
+    return tree_map_only(Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, tree)
 
 
 def _rests(network: nn.Module) -> bool:

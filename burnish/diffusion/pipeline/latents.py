@@ -48,8 +48,8 @@ class LatentLayout:
         def decoded(state: Tensor) -> Tensor:
             taken: list[Tensor] = []
 
-            def take(latents: Tensor, *args: Any, **kwargs: Any) -> Any:
-                taken.append(latents.float())
+            def take(**arguments: Any) -> Any:
+                taken.append(next(iter(arguments.values())).float())
                 raise Taken
 
             with torch.no_grad(), suppress(Taken):

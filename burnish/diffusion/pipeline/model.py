@@ -18,26 +18,17 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.base import Agree, SampleSize
-from burnish.diffusion.pipeline.checks import (
-    FORMS,
-    TOGETHER,
-    TRIED,
-    check_last_step,
-    check_steps,
-    choose_form,
-    how_to_turn_off,
-)
-from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
+from burnish.diffusion.pipeline.checks import TOGETHER, check_samples, check_steps
+from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
 from burnish.diffusion.pipeline.networks import by_name
-from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, driven, placed, signature_of
+from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
@@ -48,9 +39,8 @@ from burnish.diffusion.pipeline.runs import (
     Runner,
 )
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
-from burnish.diffusion.pipeline.trace import DependsOnHistory
 from burnish.registry import register
-from burnish.types.batch import Gathered, to_device
+from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
@@ -120,8 +110,7 @@ class PipelineModel(LoadedPipeline):
             )
         self.arguments = Arguments(type(pipeline), rollout)
         self.arguments.read_rate(pipeline.components.values())
-        self.forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
-        self.unverified = FORMS[0]  # of the others
+        self.shares = True  # whether rows share a forward
         self.decodes_together = False  # whether small samples are the same, decoded together
         self._verified: set[Any] = set()
         self.forwards = Forwards(self.compute)
@@ -131,7 +120,7 @@ class PipelineModel(LoadedPipeline):
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
-        self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
+        self._known: dict[Any, dict[Any, Program]] = {}  # that may be those of other prompts, too, by their signatures
 
     def key(self, request: Requests) -> Any:
         """What decides on schedule, states and masks: for prompts with images, the prompt too."""
@@ -171,9 +160,6 @@ class PipelineModel(LoadedPipeline):
             name for name, module in self.network.named_modules()
             if isinstance(module, nn.Linear) and any(name == outer or name.startswith(f"{outer}.") for outer in inside)
         ]  # fmt: skip
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        self.arguments.check_prompts(prompts)
 
     def condition(
         self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
@@ -248,73 +234,45 @@ class PipelineModel(LoadedPipeline):
         self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
-        requests, times = conditioning.each(), time.tolist()
-        wide, shares = self.form(conditioning, guidance)
-        runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if they are computed together
-        for i, (request, at) in enumerate(zip(requests, times, strict=True)):
-            runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
-        order = [row for rows in runs.values() for row in rows]
-        adjacent = order == list(range(len(order)))
-        states = (x if adjacent else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
-        computed = [
-            self._velocity(requests[rows[0]], guidance, some, times[rows[0]])
-            for rows, some in zip(runs.values(), states, strict=True)
-        ]
+        rows = list(zip(conditioning.each(), x.split(1), time.tolist(), strict=True))
+        computed = [self._velocity(request, guidance, state, at) for request, state, at in rows]
+        places = [(request.prompts[0].uid, at) for request, _, at in rows]
+        order = [places.index(place) for place in places]  # rows of a prompt at one time are neighbours
         networks = self._run.answering | dict(by_name(network, self.names))
-        found = self.forwards.answered(networks, computed, agree, self.names, shares=shares)
-        velocity = found[0] if len(found) == 1 else torch.cat(found)
-        if not adjacent:
-            velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
+        velocity = torch.cat(
+            self.forwards.answered(networks, computed, agree, self.names, shares=self.shares, order=order)
+        )
         mask = self._mask(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
 
     def _velocity(
         self, request: Requests, guidance: float, x: Tensor, time: float
     ) -> Generator[list[Call], list[Any], Tensor]:
-        """Velocities at states [B, ...] of one prompt at one time."""
+        """The velocity at a state [1, ...] of a prompt at a time."""
         with explained(self.class_name):
             program = self.program(request, guidance)
         try:
             return (yield from program.velocity(self._run.scheduler, x, time))
         except ControlFlowChanged:
-            at = program.before(time)
-
-        def tables(scheduler: Any) -> None:
-            for name in ("timesteps", "sigmas"):
-                if isinstance(table := getattr(scheduler, name, None), Tensor):
-                    setattr(scheduler, name, placed(program.table, table, name, at, time))
-
+            k = program.before(time)
         with explained(self.class_name):  # recorded anew, with this time in the place of its own
-            program = self.program(request, guidance, time, tables)
-        return (yield from program.velocity(self._run.scheduler, x, time, at))
+            program = self.program(request, guidance, time, partial(program.table.placed, k=k, time=time))
+        return (yield from program.velocity(self._run.scheduler, x, time, k))
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
         row = conditioning.select([0]).rows()
-        full = replace(row, steps=self._steps(row))
+        # not the job's own steps where they are fewer: with one of them, nothing would be compared
+        full = replace(row, steps=max(row.steps, self.rollout.num_inference_steps))
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
-        self.unverified = FORMS[-1]
-        with explained(type(self.pipeline).__name__), torch.no_grad():
+        with explained(self.class_name), torch.no_grad():
             check_steps(self, full, guidance)
-            check_last_step(self, full, guidance)
-            choose_form(self, full, guidance)
-            if self.way(full, 1.0) not in self.forms:
+            check_samples(self, full, guidance)
+            if guidance > 1:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
-                    choose_form(self, full, 1.0)
+                    check_samples(self, full, 1.0)
         self._verified.add(way)
-
-    def _steps(self, request: Requests) -> int:
-        """Not the job's own where they are fewer: with one of them, nothing would be compared."""
-        return max(request.steps, self.rollout.num_inference_steps)
-
-    def form(self, request: Requests, guidance: float) -> tuple[bool, bool]:
-        """Whether a run takes several states of a prompt, and whether rows share a forward."""
-        return self.forms.get(self.way(request, guidance), self.unverified)
-
-    def way(self, request: Requests, guidance: float) -> Any:
-        """What decides on the form of a run."""
-        return request.height, request.width, min(self._steps(request), TRIED), guidance > 1
 
     def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
@@ -324,51 +282,41 @@ class PipelineModel(LoadedPipeline):
     def recorded(self, request: Requests, guidance: float, run: RecordedRun) -> Program:
         """A run that is recorded."""
         with torch.no_grad(), explained(self.class_name):
-            returned = self.run(request, guidance, run)
-            try:
-                return Program(run, returned)
-            except DependsOnHistory as error:
-                raise Unsupported(f"{error} ({how_to_turn_off(self.pipeline)})") from error
+            return Program(run, self.run(request, guidance, run))
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,
-        tables: Callable[[Any], None] | None = None,
+        tables: Callable[[str, Tensor], Tensor] | None = None,
     ) -> Program:  # fmt: skip
-        """The pipeline's run for a prompt; ``tables`` places another time among its own."""
-        prompt, shape = request.prompts[0], (request.height, request.width, request.steps, guidance, time)
-        make = partial(RecordedRun, self.forwards, self.names, self.device, tables)
+        """The pipeline's run for a prompt; ``tables`` has another time among its own."""
+        shape = request.height, request.width, request.steps, guidance, time
 
-        def found() -> Program:
-            if prompt.images or prompt.inputs or tables is not None:
-                return self.recorded(request, guidance, make())
-            known = self._known.setdefault(shape, [])
-            for one in known:
-                leaves = self._encoded(request, guidance, one.answers)
-                if leaves is None or one.signature != signature_of(leaves):
-                    continue
-                if one.confirmed:
-                    with suppress(ControlFlowChanged):
-                        return one.of(leaves)
-                    continue
-                other = self.recorded(request, guidance, make())
-                one.confirmed = one.alike(other)
-                if not one.confirmed:
-                    self._known[shape] = []
-                return other
-            program = self.recorded(request, guidance, make())
-            if program.generic and len(known) < LATEST:
-                known.append(program.bound_to({}))  # without what is this prompt's own
+        def made() -> Program:
+            run = RecordedRun(self.forwards, self.device, tables)
+            if request.prompts[0].images or request.prompts[0].inputs or tables is not None:
+                return self.recorded(request, guidance, run)
+            known = self._known.setdefault(shape, {})
+            answers = next((one.answers for one in known.values()), 0)
+            leaves = self._encoded(request, guidance, answers)
+            like = known.get(signature_of(leaves)) if known else None
+            if like is not None and like.confirmed:
+                with suppress(ControlFlowChanged):
+                    return like.of(leaves)
+            program = self.recorded(request, guidance, run)
+            if like is not None:
+                like.confirmed = alike(like.parts, program.parts)
+            elif program.generic and len(known) < LATEST:
+                known[program.signature] = program.bound_to({})  # without what is this prompt's own
             return program
 
-        return self._programs.get((prompt.uid, *shape), found)
+        return self._programs.get((request.prompts[0].uid, *shape), made)
 
-    def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any] | None:
-        """What encoders give for a prompt, in their first so many results; None if there are fewer."""
+    def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any]:
+        """What encoders give for a prompt, in their first so many results."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
             with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
-                self.run(request, guidance, EncoderRun(self.forwards, self.names, count))
-                return None
+                self.run(request, guidance, EncoderRun(self.forwards, count))
         return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
@@ -386,33 +334,28 @@ class PipelineModel(LoadedPipeline):
         """The pipeline's own schedule."""
         return self.program(request, self.rollout.guidance_scale).table
 
-    def output(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
+    def output(self, request: Requests, x: Tensor, decode: Callable[..., Any] | None = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
-        program = self.program(request, self.rollout.guidance_scale)
-        if program.end is None:
-            return self._end(request, x, decode)
-        return driven(program.returned(x), partial(self._answer, decode=decode))
+        return self.outputs([request], [x], decode)[0]
 
-    def _end(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
-        """The same by the pipeline's own run, in which no network computes."""
+    def outputs(
+        self, requests: Sequence[Requests], states: Sequence[Tensor], decode: Callable[..., Any] | None = None
+    ) -> list[Any]:
+        """``output`` of several states, which are decoded together."""
+        programs = [self.program(request, self.rollout.guidance_scale) for request in requests]
+        if any(program.end is None for program in programs):
+            return [self.end(request, x, decode) for request, x in zip(requests, states, strict=True)]
+        runs = [program.returned(x) for program, x in zip(programs, states, strict=True)]
+        answering = self._run.answering if decode is None else self._run.answering | {DECODE: decode}
+        return self.forwards.answered(answering, runs, shares=True)
+
+    def end(self, request: Requests, x: Tensor, decode: Callable[..., Any] | None = None) -> Any:
+        """``output`` by the pipeline's own run, in which no network computes."""
         program = self.program(request, self.rollout.guidance_scale)
         parts = {call.network for step in program.steps if step for call in step.calls}
         end = program.split(x * program.table.scale(float(program.table.times[-1])))
-        run = PipelineRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        run = PipelineRun(self.forwards, parts, end=end, count=len(program.steps), decode=decode)
         return self.run(request, self.rollout.guidance_scale, run)
-
-    def _answer(self, call: Call, *, decode: Any) -> Any:
-        if decode is not None and call.network == DECODE:
-            return decode(*call.arguments.values())
-        return self.forwards(self._run.answering[call.network], call)
-
-    def outputs(self, requests: Sequence[Requests], states: Sequence[Tensor]) -> list[Any]:
-        """``output`` of several states, which are decoded together."""
-        programs = [self.program(request, self.rollout.guidance_scale) for request in requests]
-        if len(states) == 1 or any(program.end is None for program in programs):
-            return [self.output(request, x) for request, x in zip(requests, states, strict=True)]
-        runs = [program.returned(x) for program, x in zip(programs, states, strict=True)]
-        return self.forwards.answered(self._run.answering, runs, shares=True)
 
     def _mask(self, requests: Requests) -> Tensor | None:
         """The elements of states that reach the networks, [B, ...] bool; None if all do."""
@@ -421,14 +364,17 @@ class PipelineModel(LoadedPipeline):
         return None if some is None else torch.stack([torch.ones_like(some) if one is None else one for one in found])
 
     def _reached(self, request: Requests) -> Tensor | None:
-        x, table = self.initial_latents(request, 0)[None].requires_grad_(), self.table(request)
+        x, guidance = self.initial_latents(request, 0)[None].requires_grad_(), self.rollout.guidance_scale
+        program = self.program(request, guidance)
+        times = program.table.times[:-1].tolist()
+        at = times[-1]
+        for time, step in zip(times, program.steps, strict=False):
+            if step and any(call.network in self.names for call in step.calls):
+                at = time  # of the last step that calls networks that are trained
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
         with torch.enable_grad():
-            # a step that calls networks that are trained
-            calls = next(self._velocity(request, self.rollout.guidance_scale, x, table.last_trained))
-            inputs = tree_leaves([call.arguments for call in calls])
-            inputs = [leaf.value if isinstance(leaf, Whole) else leaf for leaf in inputs]
-            inputs = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+            calls = next(self._velocity(request, guidance, x, at))
+            inputs = [tensor for tensor in tensors_in([call.leaves for call in calls]) if tensor.requires_grad]
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
         return None if bool(reached.all()) else reached

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
-from burnish.diffusion.pipeline.forwards import Call, Whole, tiled
-from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, sigma_at
+from burnish.diffusion.pipeline.forwards import Call, tensors_in
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 from burnish.diffusion.steps import finished
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.runs import RecordedRun
 
-# bits of what a value depends on: the scheduler's times, a state or an output, drawn noise, what encoders gave
-TIME, STATE, NOISE, PROMPT = 1, 2, 4, 8
-
 
 class ControlFlowChanged(Exception):
     """At this time the pipeline would do something else than what was recorded."""
-
-
-class NotBatchable(Exception):
-    """What was recorded can't be computed for several states at once."""
 
 
 @dataclass(frozen=True)
@@ -49,268 +41,171 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[int]
-    depends: int
     writes: bool = False
     read: Any = None
     drawn: Tensor | None = None  # noise
+    inputs: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = list(numbers_in((self.args, self.kwargs)))
+
+    @property
+    def parts(self) -> Any:
+        """What is the same in another recording of the same."""
+        return self.function, self.args, self.kwargs, self.outputs, self.writes, self.read
 
 
 @dataclass(eq=False, slots=True)
 class NetworkCall:
     """Of a network, or of another part that is answered from outside."""
 
-    network: str
-    arguments: dict[str, Any]  # by name, with values
-    flags: dict[str, Any]  # which arguments have rows
-    kind: str  # equal for calls that may share a forward
+    writes: ClassVar[bool] = False
+    drawn: ClassVar[Tensor | None] = None
+
+    call: Call  # with values in the place of tensors
     alone: set[int]  # values of arguments that have no rows
     outputs: list[int] = field(default_factory=list)
+    inputs: list[int] = field(init=False)
 
-    def at(self, values: Mapping[int, Tensor], count: int, of_states: Set[int], of_times: Set[int]) -> Call:
-        """The call for so many states, which differ in some values, and are at a time that differs in others."""
+    def __post_init__(self) -> None:
+        self.inputs = list(numbers_in(self.call.leaves))
 
-        def own(one: Any, row: int | None = None) -> Any:
-            if not isinstance(one, Value):
-                return one
-            value, several = values[one.number], count > 1 and one.number in of_states
-            if several and row is None:
-                raise NotBatchable
-            return value[row] if several else value
+    @property
+    def network(self) -> str:
+        """By its name."""
+        return self.call.network
 
-        def made(rowed: Any, given: Any) -> Any:
-            if not rowed:
-                if isinstance(given, Whole):
-                    return Whole(own(given.value))
-                return tree_map(own, given)
-            if isinstance(given, list):
-                return [tree_map(partial(own, row=row), one) for row in range(count) for one in given]
-            if isinstance(given, Value) and count > 1 and given.number in of_states:
-                return values[given.number].flatten(0, 1)
-            return tiled(own(given), count)
+    @property
+    def parts(self) -> Any:
+        """What is the same in another recording of the same."""
+        return self.call.leaves, self.call.rowed, self.call.kind, sorted(self.alone), self.outputs
 
-        differs = self.alone & (of_states | of_times)
-        kind = f"{self.kind} {id(values)}" if differs else self.kind
-        return Call(self.network, tree_map(made, self.flags, self.arguments), kind)
+    def at(self, values: Mapping[int, Tensor], differing: Set[int]) -> Call:
+        """The call with these values, of which some differ from those of other states and times."""
 
-    def results(self, output: Any, count: int) -> Iterator[tuple[int, Tensor]]:
-        """The values of its outputs for so many states."""
-        found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-        single = len(self.outputs)
-        if count > 1 and len(found) == single:
-            found = [leaf.unflatten(0, (count, -1)) for leaf in found]
-        elif count > 1:  # lists of rows
-            found = [torch.stack(found[i::single]) for i in range(single)]
-        return zip(self.outputs, found, strict=True)
+        leaves = tree_map_only(Value, lambda value: values[value.number], self.call.leaves)
+        kind = self.call.kind if self.alone.isdisjoint(differing) else f"{self.call.kind} {id(values)}"
+        return replace(self.call, leaves=leaves, kind=kind)
 
 
-def is_noise(entry: Operation | NetworkCall) -> bool:
-    """Whether it draws."""
-    return isinstance(entry, Operation) and entry.drawn is not None
-
-
-def inputs_of(entry: Operation | NetworkCall) -> Iterator[int]:
-    """Numbers of the values that an entry reads."""
-    return numbers_in((entry.args, entry.kwargs) if isinstance(entry, Operation) else entry.arguments)
+Entry = Operation | NetworkCall
 
 
 def numbers_in(tree: Any) -> Iterator[int]:
     """Numbers of the values in a tree."""
     for leaf in tree_iter(tree):
-        leaf = leaf.value if isinstance(leaf, Whole) else leaf
         if isinstance(leaf, Value):
             yield leaf.number
 
 
-T = TypeVar("T")
+def depending(entries: Iterable[Entry], numbers: Iterable[int]) -> list[Any]:
+    """The entries that depend on some values."""
+    reached, found = set(numbers), []
+    for entry in entries:
+        if not reached.isdisjoint(entry.inputs):
+            reached.update(entry.outputs)
+            found.append(entry)
+    return found
 
 
 class Segment:
     """Entries that lead from given values to roots, in rounds: operations, and then calls that need no later ones."""
 
     def __init__(
-        self, entries: list[Operation | NetworkCall], roots: list[Any], given: list[int], tensors: Sequence[Tensor],
-        depends: Sequence[int], *, draws: bool = False,
-    ) -> None:  # fmt: skip
-        """Args: ``tensors`` as they were recorded and what they depend on, by number; ``draws``: it begins with noise.
+        self, entries: list[Entry], roots: list[Any], given: list[int], tables: Iterable[int], *, draws: bool
+    ) -> None:
+        """Args: ``tables`` of the scheduler's times; ``draws``: it begins with noise.
 
         Raises:
             Unsupported: its code reads numbers of the state.
         """
         self.roots, self.given, self.entries = roots, given, entries
-        moving, timed = set(given), set[int]()
-        moves: list[bool] = []
+        moving = set(given)  # values that differ between states
+        steps = list[Entry]()
         for entry in entries:
-            moves.append(
-                isinstance(entry, NetworkCall) or (draws and is_noise(entry)) or not moving.isdisjoint(inputs_of(entry))
-            )
-            if moves[-1]:
+            begins = isinstance(entry, NetworkCall) or (draws and entry.drawn is not None)
+            if begins or not moving.isdisjoint(entry.inputs):
                 if not entry.outputs and not draws:
                     raise Unsupported("its own code reads numbers of the state, and does what they say")
-                moving |= set(entry.outputs)
-        # what is written to must be made anew for every state
-        self._in_order = any(
-            entry.writes for entry, own in zip(entries, moves, strict=True) if own and isinstance(entry, Operation)
-        )
-        steps: list[Operation | NetworkCall] = []
-        self._timed: list[Operation] = []  # that depend on times, but on no state
-        self.settled: list[Operation] = []  # that depend on the prompt, but on no state
-        for entry, own in zip(entries, moves, strict=True):
-            if own or self._in_order:
-                moving |= set(entry.outputs)
+                moving.update(entry.outputs)
                 steps.append(entry)
-                continue
-            assert isinstance(entry, Operation)
-            if entry.depends & TIME:
-                timed |= set(entry.outputs)
-                self._timed.append(entry)
-            if entry.depends & PROMPT or any(depends[number] & PROMPT for number in entry.outputs):
-                self.settled.append(entry)
-        self.noisy = not draws and any(map(is_noise, entries))
+        # what is written to must be made anew for every state
+        self._in_order = any(entry.writes for entry in steps)
+        if self._in_order:
+            steps = entries
+            moving.update(number for entry in entries for number in entry.outputs)
+        own = set(map(id, steps))
+        self.settled = [entry for entry in entries if id(entry) not in own]  # that depend on no state
+        self.timed = depending(self.settled, tables)  # of these, those that depend on times
+        self.noisy = not draws and any(entry.drawn is not None for entry in entries)
+        self.computes = any(isinstance(root, Value) for root in roots)
         self.rounds = _rounds(steps, in_order=self._in_order)
-        self._done = _last_readers(self.rounds, {root.number for root in roots if isinstance(root, Value)})
         self.calls = [call for _, calls in self.rounds for call in calls]
-        self._moving, self._later = moving, timed  # values that differ between states, and between times
-        needed = {root.number for root in roots if isinstance(root, Value)}.union(*map(inputs_of, steps)) - moving
-        given_anew = needed.union(*map(inputs_of, self._timed)) - moving - timed
-        # what depends on the prompt is bound to it, at the recorded times and at others
-        self._bound = tuple({n for n in some if depends[n] & PROMPT} for some in (needed, given_anew))
-        self._values = {n: tensors[n] for n in needed - self._bound[0]}
-        self._constants = {n: tensors[n] for n in given_anew - self._bound[1]}
-        self.prompted = self._bound[0] | self._bound[1]
-        self.fixed = {n: tensors[n] for n in needed.union(*map(inputs_of, self.settled)) - moving - self.prompted}
+        self._moving = moving
+        self.reads = {number for entry in (*steps, *self.timed) for number in entry.inputs}.union(numbers_in(roots))
+        self.reads -= moving
+
+    @property
+    def parts(self) -> Any:
+        """What is the same in another recording of the same."""
+        return self.roots, self.given, [entry.parts for entry in self.entries]
 
     def run(
-        self, given: Mapping[int, Tensor], count: int = 1, *, bound: Mapping[int, Tensor],
-        times: Mapping[int, Tensor] | None = None, generator: torch.Generator | None = None,
+        self, values: Mapping[int, Any], given: Mapping[int, Tensor], *, timed: Set[int] = frozenset(),
+        generator: torch.Generator | None = None,
     ) -> Generator[list[Call], list[Any], list[Tensor]]:  # fmt: skip
         """Compute it: calls of networks are yielded, and their outputs sent.
 
         Args:
-            bound: what depends on the prompt.
-            given: of each value that it begins with a tensor; of ``count`` states along a first axis if it is not 1.
-            count: how many states.
-            times: other values of the scheduler's tables.
+            values: what it reads of what depends on no state.
+            given: of each value that it begins with a tensor.
+            timed: those of the values that are others at other times.
             generator: that noise is drawn from.
 
         Returns:
             The roots.
-
-        Raises:
-            ControlFlowChanged: the pipeline would do something else at these times.
-            NotBatchable: it can't be computed for several states at once.
         """
-        if count > 1 and self._in_order:
-            raise NotBatchable
-        values = dict(self._values) if times is None else self._constants | dict(times)
-        values |= {number: bound[number] for number in self._bound[times is not None]}
-        values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
-        for one in () if times is None else self._timed:
-            compute(one, values)
+        values = {**values, **{number: x.clone() if self._in_order else x for number, x in given.items()}}
         for operations, calls in self.rounds:
-            if count > 1 and operations:
-                self._compute_each(operations, values)
-            for one in operations if count == 1 else ():
+            for one in operations:
                 compute(one, values, generator)
-                self._drop(values, one)
             if calls:
-                later = self._later if times is not None else set[int]()
-                asked = [call.at(values, count, self._moving, later) for call in calls]
-                for call in calls:
-                    self._drop(values, call)
-                outputs = yield asked
-                del asked
+                outputs = yield [call.at(values, self._moving | timed) for call in calls]
                 for call, output in zip(calls, outputs, strict=True):
-                    values |= call.results(output, count)
-                del outputs
+                    values |= zip(call.outputs, tensors_in(output), strict=True)
         return [values[root.number] if isinstance(root, Value) else root for root in self.roots]
 
-    def _drop(self, values: dict[int, Any], entry: Operation | NetworkCall) -> None:
-        """Forget what nobody reads after an entry."""
-        for number in self._done.get(id(entry), ()):
-            values.pop(number, None)
 
-    def _compute_each(self, operations: list[Operation], values: dict[int, Any]) -> None:
-        """Operations for several states at once."""
-        made = {number for one in operations for number in one.outputs}
-        inputs = {number for one in operations for number in inputs_of(one)}
-        done = {number for one in operations for number in self._done.get(id(one), ())}
-        batched, left = sorted((inputs - made) & self._moving), sorted(made - done)
-
-        def together(*each: Tensor) -> list[Tensor]:
-            local = values | dict(zip(batched, each, strict=True))
-            for one in operations:
-                compute(one, local)
-                self._drop(local, one)
-            return [local[number] for number in left]
-
-        results = torch.func.vmap(together)(*[values[number] for number in batched])
-        for number in done:
-            values.pop(number, None)
-        values |= zip(left, results, strict=True)
-
-
-def driven(run: Generator[list[Call], list[Any], T], answer: Callable[[Call], Any]) -> T:
-    """What a computation returns, with calls of networks answered one by one."""
-    return finished(run, lambda calls: [answer(call) for call in calls])
-
-
-def _last_readers(rounds: Sequence[tuple[list[Operation], list[NetworkCall]]], roots: set[int]) -> dict[int, list[int]]:
-    """By the identity of an entry, the values that nobody reads after it."""
-    last: dict[int, int] = {}
-    for operations, calls in rounds:
-        every: list[Operation | NetworkCall] = [*operations, *calls]
-        for entry in every:
-            last |= dict.fromkeys((*inputs_of(entry), *entry.outputs), id(entry))
-    found: dict[int, list[int]] = {}
-    for number, reader in last.items():
-        if number not in roots:
-            found.setdefault(reader, []).append(number)
-    return found
-
-
-def _rounds(
-    entries: Sequence[Operation | NetworkCall], *, in_order: bool
-) -> list[tuple[list[Operation], list[NetworkCall]]]:
+def _rounds(entries: Sequence[Entry], *, in_order: bool) -> list[tuple[list[Operation], list[NetworkCall]]]:
     """Entries by how many calls they have to wait for, one after the other; each with what can be done then."""
-    found: list[tuple[list[Operation], list[NetworkCall]]] = []
-    level: dict[int, int] = {}
-    latest = 0
+    rounds: list[tuple[list[Operation], list[NetworkCall]]] = [([], [])]
+    waits: dict[int, int] = {}  # of values: how many rounds
     for entry in entries:
-        at = max((level.get(number, 0) for number in inputs_of(entry)), default=0)
-        at = max(at, latest) if in_order else at
-        while len(found) <= at:
-            found.append(([], []))
+        at = len(rounds) - 1 if in_order else max((waits.get(number, 0) for number in entry.inputs), default=0)
         if isinstance(entry, Operation):
-            found[at][0].append(entry)
-        else:
-            found[at][1].append(entry)
-        latest = max(latest, at + isinstance(entry, NetworkCall))
-        level |= dict.fromkeys(entry.outputs, at + isinstance(entry, NetworkCall))
-    return found
+            rounds[at][0].append(entry)
+            waits |= dict.fromkeys(entry.outputs, at)
+            continue
+        rounds[at][1].append(entry)
+        waits |= dict.fromkeys(entry.outputs, at + 1)
+        if at + 1 == len(rounds):
+            rounds.append(([], []))
+    return rounds
 
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two recordings are the same, but for what drawn noise was."""
+    (own, tree), (theirs, their_tree) = tree_flatten(one), tree_flatten(other)
+    return bool(tree == their_tree) and all(map(_same, own, theirs))
+
+
+def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
-    if isinstance(one, Segment):
-        return all(alike(getattr(one, name), getattr(other, name)) for name in ("roots", "given", "entries", "fixed"))
-    if isinstance(one, Operation | NetworkCall):
-        names = {part.name for part in fields(one)} - {"drawn"}
-        return all(alike(getattr(one, name), getattr(other, name)) for name in names)
     if isinstance(one, Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-            return False
-        return isinstance(one, FakeTensor) or torch.equal(one, other)
-    if isinstance(one, torch.Generator):
-        return True
-    if isinstance(one, Whole):
-        return alike(one.value, other.value)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    return bool(one == other)
+        kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (one, other)]
+        return kinds[0] == kinds[1] and (isinstance(one, FakeTensor) or torch.equal(one, other))
+    return isinstance(one, torch.Generator) or bool(one == other)
 
 
 def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:
@@ -331,12 +226,10 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
         values[one.outputs[0]] = one.drawn.clone()
         return
     out = one.function(*[own(arg) for arg in one.args], **{name: own(arg) for name, arg in one.kwargs.items()})
-    if not one.outputs:
-        if out != one.read:
-            raise ControlFlowChanged
-        return
-    results = [out] if isinstance(out, Tensor) else [item for item in out if isinstance(item, Tensor)]
-    values |= zip(one.outputs, results, strict=True)
+    if one.outputs:
+        values |= zip(one.outputs, tensors_in(out), strict=True)
+    elif out != one.read:
+        raise ControlFlowChanged
 
 
 def joined(streams: Sequence[Tensor]) -> Tensor:
@@ -353,76 +246,63 @@ class Program:
     confirmed = False
 
     def __init__(self, run: RecordedRun, returned: Any) -> None:
-        """Raises: Unsupported: its steps depend on more than the state, the time and the prompt."""
+        """Raises: Unsupported: its steps draw noise, or read numbers of the state."""
         if not (steps := run.steps):
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        table = NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
-        skipped = len(run.scheduler.timesteps) - len(steps)
-        self.rows = run.rows
-        self._tables = run.times
-        self.steps: list[Segment | None] = []
+        self.table = NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
+        self.rows, self._tables = run.rows, trace.tables
         first = [step.state for step in steps[0]]
         self._shapes = [x.shape[1:] for x in first]  # of streams
         self.start = trace.segment(first, [], 0, run.ends[0], draws=True)
-        noise = trace.noise_of(first)
-        given = [list(run.first.values()), *([step.following for step in streams] for streams in steps)]
-        states = [list(map(trace.value, some)) for some in given]
-        for k, (end, streams) in enumerate(zip(run.ends, steps, strict=True)):
+        self.steps: list[Segment | None] = []
+        noise, given, start = trace.noise_of(first), list(run.first.values()), 0
+        for streams, end in zip(steps, run.ends, strict=True):
             roots = [*(step.output for step in streams), *(step.state for step in streams)]
             try:
-                if not all(isinstance(state, Value) for state in states[k]):
-                    raise Unsupported
-                start, numbers = run.ends[k - 1] if k else 0, list(numbers_in(states[k]))
-                self.steps.append(trace.segment(roots, numbers, start, end, noise=() if k else noise))
+                self.steps.append(trace.segment(roots, given, start, end, noise=() if start else noise))
             except Unsupported:
-                if k:
+                if start:
                     raise
                 self.steps.append(None)  # what the pipeline begins with is no state yet
-        last = [k for k, step in enumerate(self.steps) if step and any(c.network in run.trained for c in step.calls)]
-        own = table.times[:-1].tolist()
-        trained = own[min(max(last, default=-1), len(own) - 1)]
-        self.table = replace(table, skipped=skipped, last_trained=trained)
+            given, start = [step.following for step in streams], end
         leaves, self._returned = tree_flatten(returned if isinstance(returned, tuple) else vars(returned))
         self.end: Segment | None = None
         if all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in leaves):
             with suppress(Unsupported):
-                self.end = trace.segment(leaves, list(numbers_in(states[-1])), run.ends[-1], len(trace.entries))
-            if self.end is not None and not any(isinstance(root, Value) for root in self.end.roots):
-                self.end = None
+                segment = trace.segment(leaves, given, start, len(trace.entries))
+                self.end = segment if segment.computes else None
 
         segments = [one for one in (self.start, *self.steps, self.end) if one is not None]
         self.answers, self.prompt = run.answers, run.prompt
         self.generic = run.generic and not any(one.noisy for one in segments)
+        self.signature = signature_of([trace.tensors[x.number] if isinstance(x, Value) else x for x in self.prompt])
         settled = {id(entry) for one in segments for entry in one.settled}
-        self._settled = [one for one in trace.entries if isinstance(one, Operation) and id(one) in settled]
-        made = {number for one in self._settled for number in one.outputs}
-        self._fixed = {n: value for one in segments for n, value in one.fixed.items()}
-        self._bound = {n for one in segments for n in one.prompted} | {
-            one.number for one in self.prompt if isinstance(one, Value)
-        }
-        self.bound = {number: trace.tensors[number] for number in self._bound | made}
-        # equal for prompts that may have the same program
-        self.signature = signature_of(
-            [self.bound[one.number] if isinstance(one, Value) else one for one in self.prompt]
-        )
+        own = {one.number for one in self.prompt if isinstance(one, Value)}
+        self._prompted = depending((entry for entry in trace.entries if id(entry) in settled), own)
+        own.update(number for entry in self._prompted for number in entry.outputs)
+        reads = set[int]().union(*(one.reads for one in segments))
+        self._own = reads & own  # values that depend on the prompt
+        reads.update(number for entry in self._prompted for number in entry.inputs)
+        self._constants = {number: trace.tensors[number] for number in reads - own}
+        self.values = self._constants | {number: trace.tensors[number] for number in self._own}
+
+    @property
+    def parts(self) -> Any:
+        """What is the same in the program of another prompt."""
+        segments = [one and one.parts for one in (self.start, *self.steps, self.end)]
+        return self.rows, self.answers, self.prompt, self.table.times, segments
 
     @property
     def bytes(self) -> int:
         """Of what it keeps for its prompt."""
-        return OBJECTS + sum(value.nbytes for value in (*self.bound.values(), *self._fixed.values()))
+        return OBJECTS + sum(value.nbytes for value in self.values.values())
 
     def bound_to(self, values: Mapping[int, Tensor]) -> Program:
         """The same with other values of what depends on the prompt."""
-        found = copy.copy(self)
-        found.bound = dict(values)
-        return found
-
-    def alike(self, other: Program) -> bool:
-        """Whether another prompt's run was the same, but for what encoders gave."""
-        names = ("start", "steps", "end", "rows", "answers", "prompt")
-        same = all(alike(getattr(self, name), getattr(other, name)) for name in names)
-        return same and torch.equal(self.table.times, other.table.times)
+        other = copy.copy(self)
+        other.values = {**self._constants, **values}
+        return other
 
     def of(self, leaves: Sequence[Any]) -> Program:
         """The program of another prompt, by what encoders gave for it.
@@ -430,24 +310,35 @@ class Program:
         Raises:
             ControlFlowChanged: the pipeline would do something else.
         """
-        values = self._fixed | {
-            one.number: leaf for one, leaf in zip(self.prompt, leaves, strict=True) if isinstance(one, Value)
-        }
-        for entry in self._settled:
+        values = dict(self._constants)
+        values |= {one.number: leaf for one, leaf in zip(self.prompt, leaves, strict=True) if isinstance(one, Value)}
+        for entry in self._prompted:
             compute(entry, values)
-        return self.bound_to({number: values[number] for number in self._bound})
+        return self.bound_to({number: values[number] for number in self._own})
 
     def velocity(
         self, scheduler: Any, x: Tensor, time: float, number: int | None = None
     ) -> Generator[list[Call], list[Any], Tensor]:
-        """The velocity at states [B, ...] of one time, as networks answer: [B, ...] float32; ``number`` is that of the
-        step which was recorded at this time, where it is not one of the pipeline's own."""
-        step, times = self.at(time) if number is None else (self.steps[number], None)
+        """The velocity at a state [1, ...] and a time, as networks answer: [1, ...] float32.
+
+        Args:
+            scheduler: of the pipeline.
+            x: state.
+            time: of the step.
+            number: of the step that was recorded at this time, where it is not one of the pipeline's own.
+        """
+        k = self.before(time) if number is None else number
+        step, values, timed = self.steps[k], self.values, set[int]()
         assert step is not None
-        found = yield from step.run(self._given(step, x, time), len(x), bound=self.bound, times=times)
-        if len(x) > 1:
-            found = [value[:, 0] for value in found]
-        some = [value[: len(x)] for value in found]
+        if number is None and float(self.table.times[k]) != time:
+            values = dict(values)
+            for table, (name, entries) in self._tables.items():
+                values[table] = self.table.placed(name, entries, k, time)
+            for one in step.timed:
+                compute(one, values)
+                timed.update(one.outputs)
+        found = yield from step.run(values, self._given(step, x, time), timed=timed)
+        some = [value[:1] for value in found]
         return self.velocity_of(scheduler, some[: len(self._shapes)], some[len(self._shapes) :], time)
 
     def velocity_of(self, scheduler: Any, outputs: Sequence[Tensor], states: Sequence[Tensor], time: float) -> Tensor:
@@ -463,13 +354,10 @@ class Program:
         return [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _given(self, segment: Segment, x: Tensor, time: float) -> dict[int, Tensor]:
-        """States [B, ...] as the schedulers have them, with as many rows as they step for a sample."""
-        scale, count = self.table.scale(time), len(x)
+        """A state [1, ...] as the schedulers have it, with as many rows as they step for a sample."""
+        scale = self.table.scale(time)
         streams = self.split(x if scale == 1 else x * scale)
-        if count > 1:
-            streams = [x[:, None].expand(count, self.rows, *x.shape[1:]) for x in streams]
-        elif self.rows > 1:
-            streams = [torch.cat([x] * self.rows) for x in streams]
+        streams = [torch.cat([x] * self.rows) for x in streams] if self.rows > 1 else streams
         return dict(zip(segment.given, streams, strict=True))
 
     def before(self, time: float) -> int:
@@ -479,40 +367,21 @@ class Program:
             raise Unsupported("what it begins with is no state of its scheduler, and it takes no further step")
         return k if self.steps[k] is not None else 1
 
-    def at(self, time: float) -> tuple[Segment, dict[int, Tensor] | None]:
-        """The step at a time, with other tables for one between the pipeline's own."""
-        times, k = self.table.times[:-1].tolist(), self.before(time)
-        step = self.steps[k]
-        assert step is not None
-        if times[k] == time:
-            return step, None
-        return step, {
-            number: placed(self.table, table, name, k, time) for number, (name, table) in self._tables.items()
-        }
-
     def begin(self, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [1, ...] in the scheduler's terms."""
         if self.start.calls:
             raise Unsupported("its networks run before its first step")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            run = self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed))
-            return joined([x[:1] for x in driven(run, lambda call: None)])
+            run = self.start.run(self.values, {}, generator=torch.Generator().manual_seed(seed))
+            return joined([x[:1] for x in finished(run)])
 
     def returned(self, x: Tensor) -> Generator[list[Call], list[Any], Any]:
         """What the pipeline returns for a last state [1, ...], as its parts answer."""
         assert self.end is not None
-        leaves = yield from self.end.run(self._given(self.end, x, float(self.table.times[-1])), bound=self.bound)
+        leaves = yield from self.end.run(self.values, self._given(self.end, x, float(self.table.times[-1])))
         found = tree_unflatten(leaves, self._returned)
         return found if isinstance(found, tuple) else SimpleNamespace(**found)
-
-
-def placed(table: NoiseSchedule, values: Tensor, name: str, k: int, time: float) -> Tensor:
-    """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
-    here = table.name(time) if name == "timesteps" else values.new_tensor(sigma_at(table.kind, time))
-    values = values.to(here.dtype, copy=True)
-    values[table.skipped + k] = here
-    return values
 
 
 def signature_of(leaves: Sequence[Any]) -> Any:

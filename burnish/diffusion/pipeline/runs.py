@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.forwards import Forwards
-from burnish.diffusion.pipeline.program import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.program import Value
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
 from burnish.types.batch import to_device
@@ -273,12 +273,12 @@ class PipelineRun:
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
     def __init__(
-        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Sequence[Tensor] = (),
-        count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
+        self, forwards: Forwards, parts: Collection[str] = (), *, end: Sequence[Tensor] = (),
+        count: int = 0, decode: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         """Args: ``end``: the states [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
-        self.forwards, self.trained = forwards, trained
-        self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
+        self.forwards = forwards
+        self._parts, self._end, self._count, self._decode = parts, end, count, decode
         self.streams: dict[Any, list[Step]] = {}  # by their schedulers, in the order of their first steps
         self.scheduler: Any = None
 
@@ -313,17 +313,14 @@ class PipelineRun:
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """A network's output."""
         if name == DECODE and self._decode is not None:
-            return self._decode(*arguments.values())
+            return self._decode(**arguments)
         if name not in self._parts or min(map(len, self.streams.values()), default=0) == self._count:
             return network(**arguments)
         return self.blank(network, self.forwards.noted(name, arguments))
 
     def blank(self, network: Callable[..., Any], call: Any) -> Any:
         """A made-up output."""
-        zeros = self.forwards.blank(network, call)
-        if self._draw is None:
-            return tree_map_only(Tensor, torch.clone, zeros)
-        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), zeros)
+        return tree_map_only(Tensor, torch.clone, self.forwards.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
@@ -354,8 +351,8 @@ class EncodersDone(BaseException):
 class EncoderRun(PipelineRun):
     """Ends with the last of so many results of encoders."""
 
-    def __init__(self, forwards: Forwards, trained: tuple[str, ...], count: int) -> None:
-        super().__init__(forwards, trained)
+    def __init__(self, forwards: Forwards, count: int) -> None:
+        super().__init__(forwards)
         self._left = count
 
     def answered(self, result: Any) -> Any:
@@ -371,15 +368,13 @@ class RecordedRun(PipelineRun):
     reads_times = True
 
     def __init__(
-        self, forwards: Forwards, trained: tuple[str, ...], device: torch.device,
-        tables: Callable[[Any], None] | None = None, draw: torch.Generator | None = None,
-    ) -> None:  # fmt: skip
-        """Args: ``tables`` changes the scheduler's times."""
-        super().__init__(forwards, trained, draw=draw)
+        self, forwards: Forwards, device: torch.device, tables: Callable[[str, Tensor], Tensor] | None = None
+    ) -> None:
+        """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas."""
+        super().__init__(forwards)
         self.trace, self._tables = Trace(device), tables
         self.first: dict[Any, Tensor] = {}  # states of streams
         self.ends: list[int] = []  # by iteration, the entry that comes after its last step
-        self.times: dict[int, tuple[str, Tensor]] = {}  # the scheduler's tables, by their numbers
         self.answers = 0  # of encoders
         self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
         self.generic = True  # whether nothing else tells prompts apart
@@ -395,27 +390,26 @@ class RecordedRun(PipelineRun):
         for leaf in tree_leaves(result):
             plain = isinstance(leaf, int | float | str) or leaf is None
             self.generic &= plain or isinstance(leaf, Tensor)
-            self.prompt.append(Value(self.trace.leaf(leaf, PROMPT)) if isinstance(leaf, Tensor) else leaf)
+            self.prompt.append(Value(self.trace.leaf(leaf)) if isinstance(leaf, Tensor) else leaf)
         return result
 
     def placed(self, scheduler: Any) -> None:
         super().placed(scheduler)
         with self.trace.paused():
-            if self._tables is not None:
-                self._tables(scheduler)
             for name in ("timesteps", "sigmas"):
                 if isinstance(table := getattr(scheduler, name, None), Tensor):
-                    setattr(scheduler, name, own := table.clone())
-                    self.times[self.trace.leaf(own, TIME)] = name, own
+                    own = table.clone() if self._tables is None else self._tables(name, table)
+                    setattr(scheduler, name, own)
+                    self.trace.tables[self.trace.leaf(own)] = name, own
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        if not self.trace.depends(arguments) & (STATE | NOISE):
+        if not self.trace.varies(arguments):
             self.generic &= self.trace.is_paused
             with self.trace.paused():
                 return network(**arguments)
         with self.trace.paused():
             arguments = tree_map_only(Tensor, self.trace.beside, arguments)
-        call = self.forwards.noted(name, arguments, lambda one: bool(self.trace.depends(one) & (STATE | NOISE)))
+        call = self.forwards.noted(name, arguments, self.trace.varies)
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
@@ -423,7 +417,7 @@ class RecordedRun(PipelineRun):
         x = x.clone() if x._is_view() else x  # streams may be written back one by one into what holds all of them
         with self.trace.paused():
             following = super().step(scheduler, output, time, x, own).float()
-            self.trace.leaf(following, STATE)
+            self.trace.leaf(following, varies=True)
             steps = self.streams[scheduler]
             steps[-1] = steps[-1]._replace(state=x, following=following)
             self.ends[len(steps) - 1 :] = [len(self.trace.entries)]

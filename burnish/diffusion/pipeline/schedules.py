@@ -202,8 +202,7 @@ class NoiseSchedule:
     names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
     kind: Kind
     dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
-    skipped: int = 0  # entries of the scheduler's table that the pipeline doesn't use, before the first step
-    last_trained: float = 0.0  # time of the last step that calls a network that is trained
+    skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
 
     @classmethod
     def of(cls, scheduler: Any, names: Tensor) -> NoiseSchedule:
@@ -212,6 +211,7 @@ class NoiseSchedule:
         Raises:
             Unsupported: the noise levels don't decrease, or are of no known kind.
         """
+        skipped = len(scheduler.timesteps) - len(names)
         signal, noise = _factors(scheduler, names)
         if (kind := kind_of(signal, noise)) is None:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
@@ -233,7 +233,14 @@ class NoiseSchedule:
         if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
             a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()
             dense = s / (a + s), np.arange(len(table))
-        return cls(times, names, kind, dense)
+        return cls(times, names, kind, dense, skipped)
+
+    def placed(self, name: str, table: Tensor, k: int, time: float) -> Tensor:
+        """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
+        here = self.name(time) if name == "timesteps" else table.new_tensor(sigma_at(self.kind, time))
+        table = table.to(here.dtype, copy=True)
+        table[self.skipped + k] = here
+        return table
 
     def name(self, time: float) -> Tensor:
         """What the scheduler calls a time: exact at its own times, and interpolated at others."""

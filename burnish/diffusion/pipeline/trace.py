@@ -7,38 +7,30 @@ to what the scheduler's step is given. It is computed again for other states, ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+from torch.utils._pytree import tree_iter, tree_map
 
-from burnish.diffusion.pipeline.forwards import Call, Whole
+from burnish.diffusion.pipeline.forwards import Call, kind_of, tensors_in
 from burnish.diffusion.pipeline.program import (
-    NOISE,
-    STATE,
+    Entry,
     NetworkCall,
     Operation,
     Segment,
     Value,
-    compute,
-    inputs_of,
-    is_noise,
     numbers_in,
 )
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import to_device
 
 aten = torch.ops.aten
-# a view of one state may be none of several
-RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-
-
-class DependsOnHistory(Unsupported):
-    """A step depends on those before."""
+MORE = "its steps depend on more than the state, the time and the prompt: "
 
 
 class Trace(TorchDispatchMode):
@@ -47,46 +39,42 @@ class Trace(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device  # of networks
-        self.entries: list[Operation | NetworkCall] = []
-        self._numbers: dict[int, int] = {}  # by the identity of a tensor
+        self.entries: list[Entry] = []
         self.tensors: list[Tensor] = []  # by number: kept, so that no other gets its identity
-        self._depends: list[int] = []
-        self._made: list[int] = []  # the entry that a value comes from, or -1
-        self._copies: dict[Any, int] = {}  # of constants that were written to, by their storage
-        self._constants: list[Tensor] = []  # these constants, kept as well
+        self.tables: dict[int, tuple[str, Tensor]] = {}  # the scheduler's, by their numbers
         self.is_paused = False
+        self._numbers: dict[int, int] = {}  # by the identity of a tensor
+        self._made: list[int] = []  # the entry that a value comes from, or -1
+        self._varying = set[Any]()  # storages of what depends on a state, an output or drawn noise
         self._writes: dict[Any, list[int]] = {}  # entries that change a storage
+        self._copies: dict[Any, int] = {}  # of constants that were written to, by their storage
 
-    def leaf(self, tensor: Tensor, depends: int, made: int = -1) -> int:
+    def leaf(self, tensor: Tensor, *, varies: bool = False, made: int = -1) -> int:
         """Record a tensor from here on; returns its number."""
         self._numbers[id(tensor)] = number = len(self.tensors)
         self.tensors.append(tensor)
-        self._depends.append(depends)
         self._made.append(made)
+        if varies:
+            self._varying.add(_storage(tensor))
         return number
 
     def value(self, leaf: Any) -> Any:
         """What stands for a tensor in arguments: itself where it is constant."""
-        if isinstance(leaf, Whole):
-            return Whole(self.value(leaf.value))
         if not isinstance(leaf, Tensor):
             return leaf
         if (number := self._numbers.get(id(leaf))) is not None:
             return Value(number)
         if self._copies and (copy := self._copies.get(_storage(leaf))) is not None:
             args = Value(copy), list(leaf.shape), list(leaf.stride()), leaf.storage_offset()
-            number = self.leaf(leaf, self._depends[copy], len(self.entries))
-            self.entries.append(Operation(aten.as_strided.default, args, {}, [number], self._depends[number]))
+            number = self.leaf(leaf, made=len(self.entries))
+            self.entries.append(Operation(aten.as_strided.default, args, {}, [number]))
             return Value(number)
         return leaf
 
-    def depends(self, tree: Any) -> int:
-        """What the tensors in a tree depend on."""
-        found = 0
-        for leaf in tree_iter(tree):
-            if isinstance(value := self.value(leaf.value if isinstance(leaf, Whole) else leaf), Value):
-                found |= self._depends[value.number]
-        return found
+    def varies(self, tree: Any) -> bool:
+        """Whether something in a tree depends on a state, an output or drawn noise."""
+        values = [self.value(leaf) for leaf in tree_iter(tree)]
+        return any(_storage(self.tensors[number]) in self._varying for number in numbers_in(values))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -104,25 +92,22 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = [value.number for one in _tensors(args, kwargs) if isinstance(value := self.value(one), Value)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags
+        known = any(isinstance(self.value(one), Value) for one in tensors_in((args, kwargs)))
         if not known and not drawn:
             return func(*args, **kwargs)
         if known and self.device.type != "cpu":
             args = self._beside(args)
+        varies = drawn or self.varies((args, kwargs))
         written = _written(func, args)
         if written is not None and isinstance(self.value(written), Tensor):
             self._copy(written)
-        given = tuple(_mapped(one, self.value) for one in args)
-        named = {name: _mapped(one, self.value) for name, one in kwargs.items()}
-        depends = NOISE if drawn else 0
-        for number in known:
-            depends |= self._depends[number]
+        given, named = tree_map(self.value, (args, kwargs))
+        entry = Operation(func, tuple(given), named, [], writes=written is not None)
         out = func(*args, **kwargs)
-        entry = Operation(RESHAPED.get(func, func), given, named, [], depends)
         if drawn:
             entry.drawn = out.clone()  # it may be written to
-        results = [one for one in ([out] if isinstance(out, Tensor) else _items(out)) if isinstance(one, Tensor)]
+        results = tensors_in(out)
         if not results:
             if not isinstance(out, bool | int | float):
                 return out  # nothing that a tensor's numbers tell
@@ -132,29 +117,25 @@ class Trace(TorchDispatchMode):
             if func is aten._to_copy.default and args[0].device.type == "cpu":
                 named["non_blocking"] = True  # nobody waits for what is sent
         for one in results:
-            known_as = self._numbers.get(id(one))
-            number = self.leaf(one, depends, len(self.entries)) if known_as is None else known_as
-            self._depends[number] |= depends  # one that is written to
+            if (number := self._numbers.get(id(one))) is None:
+                number = self.leaf(one, made=len(self.entries))
+            if varies:
+                self._varying.add(_storage(one))
             entry.outputs.append(number)
         if written is not None:
-            entry.writes = True
             self._writes.setdefault(_storage(written), []).append(len(self.entries))
         self.entries.append(entry)
         return out
 
-    def apply(self, function: Callable[..., Tensor], tensor: Tensor, *args: Any) -> Tensor:
-        """What a function of our own makes of a tensor: one operation."""
-        out = function(tensor, *args)
-        if isinstance(value := self.value(tensor), Value) and out is not tensor:
-            depends = self._depends[value.number]
-            number = self.leaf(out, depends, len(self.entries))
-            self.entries.append(Operation(function, (value, *args), {}, [number], depends))
-        return out
-
     def beside(self, one: Any) -> Any:
         """A tensor on the networks' device: times lie in the CPU's memory, so that nobody waits for them."""
-        moves = isinstance(one, Tensor) and one.device.type == "cpu" != self.device.type
-        return self.apply(to_device, one, self.device) if moves else one
+        if not isinstance(one, Tensor) or one.device.type != "cpu" or self.device.type == "cpu":
+            return one
+        out = to_device(one, self.device)
+        if isinstance(value := self.value(one), Value):
+            number = self.leaf(out, varies=self.varies(one), made=len(self.entries))
+            self.entries.append(Operation(to_device, (value, self.device), {}, [number]))
+        return out
 
     def _beside(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Arguments on one device; a number may be in the CPU's memory."""
@@ -164,43 +145,35 @@ class Trace(TorchDispatchMode):
 
     def _copy(self, written: Tensor) -> None:
         """A constant that is written to: every computation does that to a copy."""
-        storage, count = _storage(written), written.untyped_storage().nbytes() // written.itemsize
-        whole = written.as_strided((count,), (1,), 0).clone()
-        self._constants.append(written)
-        self._copies[storage] = copy = self.leaf(torch.empty(0), 0, len(self.entries))
-        self.entries.append(Operation(aten.clone.default, (whole,), {}, [copy], 0, writes=True))
+        count = written.untyped_storage().nbytes() // written.itemsize
+        whole = written.as_strided((count,), (1,), 0)
+        self._copies[_storage(written)] = copy = self.leaf(whole, made=len(self.entries))
+        self.entries.append(Operation(aten.clone.default, (whole.clone(),), {}, [copy], writes=True))
 
     def call(self, call: Call, answer: Callable[[], Any]) -> Any:
         """A call of a network whose output is made up."""
-        rows = call.rows
-        flags = tree_map(rows.has, call.arguments, is_leaf=rows.has)
-        leaves = zip(tree_leaves(call.arguments, is_leaf=rows.has), tree_leaves(flags), strict=True)
+        leaves = tree_map(self.value, call.leaves)
         # numbers that are alone, as the time of a UNet, are given to each row
-        single = [leaf for leaf, rowed in leaves if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)]
+        shared = [
+            value for value, leaf, rowed in zip(leaves, call.leaves, call.rowed, strict=True)
+            if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)
+        ]  # fmt: skip
+        entry = NetworkCall(replace(call, leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
         with self.paused():
             output = answer()
-        entry = NetworkCall(
-            call.network,
-            tree_map(self.value, call.arguments),
-            flags,
-            call.kind,
-            set(numbers_in(tree_map(self.value, single))),
-        )
-        for leaf in tree_iter(output):
-            if isinstance(leaf, Tensor):
-                entry.outputs.append(self.leaf(leaf, STATE, len(self.entries)))
+        entry.outputs = [self.leaf(tensor, varies=True, made=len(self.entries)) for tensor in tensors_in(output)]
         self.entries.append(entry)
         return output
 
     def segment(
-        self, roots: Sequence[Any], given: Sequence[int], start: int, end: int, *, draws: bool = False,
+        self, roots: Sequence[Any], given: Sequence[Tensor], start: int, end: int, *, draws: bool = False,
         noise: Collection[int] = (),
     ) -> Segment:  # fmt: skip
-        """What leads to the tensors ``roots`` from the values ``given``, and from times.
+        """What leads to the tensors ``roots`` from the tensors ``given``, and from times.
 
         Args:
             roots: tensors.
-            given: numbers of values.
+            given: states.
             start: the first entry of this segment.
             end: the first one after it.
             draws: whether it begins with noise.
@@ -209,89 +182,50 @@ class Trace(TorchDispatchMode):
         Raises:
             Unsupported: it depends on something else, or its code reads numbers of the state.
         """
-        values = [self.value(root) for root in roots]
+        values, states = ([self.value(one) for one in some] for some in (roots, given))
+        if not all(isinstance(state, Value) for state in states):
+            raise Unsupported("it begins with what is no state")
         chosen = {
             place for place, entry in enumerate(self.entries[:end])
-            if (draws and is_noise(entry)) or (place >= start and not entry.outputs)
+            if (draws and entry.drawn is not None) or (place >= start and not entry.outputs)
         }  # fmt: skip
-        others = self._follow(values, chosen, set(given), start, end)
+        self._follow(values, chosen, set(numbers_in(states)), start, end)
         # what is drawn before the first call of a network is the same for all samples
         setup = next((i for i, one in enumerate(self.entries) if isinstance(one, NetworkCall)), len(self.entries))
+        if any(place > setup or place in noise for place in self._noise(chosen)) and not draws:
+            raise Unsupported(MORE + "noise drawn in each step")
         entries = [self.entries[place] for place in sorted(chosen)]
-        for place in chosen:
-            if not draws and is_noise(self.entries[place]) and (place > setup or place in noise):
-                raise Unsupported(MORE + "noise drawn in each step")
-        if others and self._matters(others, entries, values):
-            raise DependsOnHistory(MORE + "momentum of guidance")
-        return Segment(entries, values, list(given), self.tensors, self._depends, draws=draws)
+        return Segment(entries, values, list(numbers_in(states)), self.tables, draws=draws)
 
     def noise_of(self, tensors: Sequence[Tensor]) -> set[int]:
         """The entries that draw noise which tensors are made from."""
         chosen = set[int]()
-        self._follow(list(map(self.value, tensors)), chosen, set(), 0, len(self.entries))
-        return {place for place in chosen if is_noise(self.entries[place])}
+        self._follow([self.value(one) for one in tensors], chosen, set(), 0, len(self.entries))
+        return self._noise(chosen)
 
-    def _follow(self, roots: Sequence[Any], chosen: set[int], seen: set[int], start: int, end: int) -> set[int]:
-        """Add the entries that lead to roots, and to those that are chosen; returns values of other steps."""
-        others = set[int]()
+    def _noise(self, places: Iterable[int]) -> set[int]:
+        """Those of some entries that draw noise."""
+        return {place for place in places if self.entries[place].drawn is not None}
+
+    def _follow(self, roots: Sequence[Any], chosen: set[int], seen: set[int], start: int, end: int) -> None:
+        """Add the entries that lead to roots, and to those that are chosen. What networks answered in earlier steps
+        counts as constant: whether a step depends on it, comparisons with other answers tell."""
         following = list(numbers_in(roots))
-        following += [number for place in chosen for number in inputs_of(self.entries[place])]
+        following += [number for place in chosen for number in self.entries[place].inputs]
         while following:
             if (number := following.pop()) in seen:
                 continue
             seen.add(number)
-            made = self._made[number]
-            if self._depends[number] & STATE and made < start and self._is_given(number):
-                others.add(number)
-                continue
-            for place in (made, *self._writes.get(_storage(self.tensors[number]), ())):
-                if 0 <= place < end and place not in chosen:
+            for place in (self._made[number], *self._writes.get(_storage(self.tensors[number]), ())):
+                if not 0 <= place < end or place in chosen:
+                    continue
+                if place >= start or isinstance(self.entries[place], Operation):
                     chosen.add(place)
-                    following += inputs_of(self.entries[place])
-        return others
-
-    def _is_given(self, number: int) -> bool:
-        """Whether no operation makes a value: a state, or what a network answers."""
-        return self._made[number] < 0 or isinstance(self.entries[self._made[number]], NetworkCall)
-
-    def _matters(self, others: set[int], entries: Sequence[Operation | NetworkCall], roots: Sequence[Any]) -> bool:
-        """Whether states and outputs of other steps change anything: what is only kept beside a state does not."""
-        found = []
-        for seed in (0, 1):
-            draws = [torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)]
-            values, reads = dict(enumerate(self.tensors)), []
-            for number, tensor in enumerate(self.tensors):
-                if self._depends[number] & STATE and self._is_given(number):
-                    values[number] = torch.randn(tensor.shape, generator=draws[number in others]).to(tensor)
-            for entry in entries:
-                if isinstance(entry, NetworkCall):
-                    reads += [values[number] for number in inputs_of(entry)]
-                else:
-                    compute(entry, values)
-            found.append(reads + [values[root.number] for root in roots if isinstance(root, Value)])
-        return not all(map(torch.equal, *found))
-
-
-MORE = "its steps depend on more than the state, the time and the prompt: "
+                    following += self.entries[place].inputs
 
 
 def _storage(tensor: Tensor) -> Any:
     return tensor.untyped_storage()._cdata
-
-
-def _items(out: Any) -> Sequence[Any]:
-    return out if isinstance(out, list | tuple) else ()
-
-
-def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    for one in (*args, *kwargs.values()):
-        for item in (one,) if isinstance(one, Tensor) else _items(one):
-            if isinstance(item, Tensor):
-                yield item
-
-
-def _mapped(one: Any, function: Callable[[Any], Any]) -> Any:
-    return [function(item) for item in one] if isinstance(one, list | tuple) else function(one)
 
 
 def _written(func: Any, args: Any) -> Tensor | None:
