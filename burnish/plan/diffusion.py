@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ class GeneratorHalf(Half):
         """Args: ``offloads`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         super().__init__(assembly, counter)
         self.offloads = offloads
+        self.batches = defaultdict[int, list[Any]](list)  # of a job, by their sizes: what they cost, and drew
         if assembly.config.sharding.context_parallel > 1:
             assembly.check_split_sequences()
 
@@ -145,7 +147,7 @@ class GeneratorHalf(Half):
         for name in ("distribute", "kept"):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
-        engine.sample = self._labelled(engine.sample)
+        engine.sample, engine._denoise = self._labelled(engine.sample), self._denoised(engine._denoise)
         for data in self.assembly.finished.values():
             data.check()  # which ranks that learn from the same images rely on
 
@@ -172,8 +174,28 @@ class GeneratorHalf(Half):
                     if job.purpose == "rollout":
                         self.counter.label(STORED if self._waits else BATCH, trace)
                     yield rows, trace, [_corner(one) for one in images]
+            self.batches.clear()
 
         return labelled
+
+    def _denoised(self, denoise: Callable[..., Generator[None, None, Any]]) -> Callable[..., Any]:
+        """What denoises the batches of a job: those after the second of a size cost what that one did."""
+
+        def denoised(
+            job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, conditioning: Any, *given: Any
+        ) -> Any:
+            alike = self.batches[rows.stop - rows.start]
+            if len(alike) < 2 or plan.branch is not None:  # the first one may make what all have
+                with self.counter.span() as span:
+                    trace = yield from denoise(job, rows, role, plan, branches, conditioning, *given)
+                alike.append((span, trace))
+                return trace
+            span, trace = alike[-1]
+            self.counter.repeated(span)
+            node = branches.within[:, 1:][plan.recorded].view_as(trace.time)
+            return replace(trace.select(range(len(trace))), conditioning=conditioning.select(rows), node=node)
+
+        return denoised
 
     def _offload(self, model: Any, frozen: Sequence[nn.Module]) -> Callable[[nn.Module], None]:
         """Count frozen parts as CPU memory, but from their use up to the next forward of the trained networks."""

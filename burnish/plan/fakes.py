@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,12 +42,6 @@ MADE_TO_SIZE = {
 UNSET = {aten.empty, aten.empty_strided}
 MADE_ALIKE = {
     aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
-}  # fmt: skip
-DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
-    aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
-    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone,
-    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add, aten.add_,
-    aten.sub, aten.mul, aten.div, aten.mm, aten.bmm, aten.addmm, aten.index_select, aten.gather,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -120,34 +114,32 @@ class Pretending(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        fake = [isinstance(one, FakeTensor) for one in tensors_in(args)]
-        direct = func.overloadpacket in DIRECT and kwargs.get("device") in (None, CPU)
-        if any(fake):
+        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
             if any(kind is not FakeTensor for kind in types):
                 return func(*args, **kwargs)
-            if direct and (all(fake) or not func._schema.is_mutable):
-                args = args if all(fake) else tree_map_only(Tensor, _without_values, args)
-                return self._direct(func, args, kwargs)
-            # at once, and not by way of the mode that it would look for
-            return self.fake.dispatch(func, types, args, kwargs)
+            return self._direct(func, types, args, kwargs)
         if self._is_large(func, args, kwargs):
-            if direct and not fake:
-                return self._direct(func, args, kwargs | {"device": CPU})
             with self.fake:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _direct(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if kwargs.get("device") is not None:
-            kwargs = kwargs | {"device": META}
-        with in_kernel_invocation_manager(self.fake):
-            found = func(*args, **kwargs)
-        return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+    def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
+        if kwargs.get("device") in (None, CPU) and (isinstance(args[0], FakeTensor) or not func._schema.is_mutable):
+            given, named = [_without_values(one) for one in args], kwargs
+            if kwargs:
+                named = {name: _without_values(one) for name, one in kwargs.items()}
+                named |= {"device": META} if "device" in kwargs else {}
+            with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
+                found = func(*given, **named)
+                return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+        return self.fake.dispatch(func, types, args, kwargs)
 
-    def _as_fake(self, value: Tensor) -> Tensor:
-        return value if isinstance(value, FakeTensor) else FakeTensor(self.fake, value, CPU)
+    def _as_fake(self, value: Any) -> Any:
+        plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+        return FakeTensor(self.fake, value, CPU) if plain else value
 
     def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         kind = func.overloadpacket
@@ -226,8 +218,12 @@ class Pretending(TorchDispatchMode):
         return found
 
 
-def _without_values(value: Tensor) -> Tensor:
-    return value if isinstance(value, FakeTensor) else torch.empty_like(value, device=META)
+def _without_values(value: Any) -> Any:
+    """An argument of an operation on tensors without values."""
+    if isinstance(value, list | tuple):
+        return [_without_values(one) for one in value]
+    plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+    return torch.empty_like(value, device=META) if plain else value
 
 
 def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:
