@@ -202,12 +202,12 @@ class GeneratorHalf(Half):
         here: list[nn.Module] = []
 
         def leave(parts: Sequence[nn.Module]) -> None:
-            for part in [one for one in here if any(one is other for other in parts)]:
+            for part in [one for one in here if one in parts]:
                 here.remove(part)
                 self.counter.label(HOST, part.parameters())
 
         def come(part: nn.Module) -> None:
-            if not any(one is part for one in here):
+            if part not in here:
                 leave(model.never_beside(part))
                 here.append(part)
                 self.counter.label(WEIGHTS, part.parameters())

@@ -11,12 +11,12 @@ each row, int8 one more byte for a row's zero.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,13 +35,11 @@ from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
 aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
 HUGE = 1 << 27  # elements of any type
-MADE_TO_SIZE = {
-    aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
-    aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
-}  # fmt: skip
 UNSET = {aten.empty, aten.empty_strided}
-MADE_ALIKE = {
-    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+MADE = UNSET | {
+    aten.zeros, aten.ones, aten.full, aten.rand, aten.randn, aten.new_empty, aten.new_empty_strided, aten.new_zeros,
+    aten.new_ones, aten.new_full, aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like,
+    aten.randn_like,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -82,22 +80,16 @@ class Pretending(TorchDispatchMode):
     def active(self) -> Iterator[Pretending]:
         """Pretend in this context."""
         hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
-        apply = nn.Module._apply
-        nn.Module._apply = _apply  # type: ignore[method-assign]
-        for name, method in OWN_METHODS.items():
-            setattr(FakeTensor, name, method)
-        draw = nn.init._no_grad_trunc_normal_
-        nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor  # which draws until values fit
-        try:
-            with warnings.catch_warnings(), self:
-                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-                yield self
-        finally:
-            nn.Module._apply = apply  # type: ignore[method-assign]
-            nn.init._no_grad_trunc_normal_ = draw
-            for name in OWN_METHODS:
-                delattr(FakeTensor, name)
-            hook.remove()
+        with ExitStack() as contexts:
+            contexts.callback(hook.remove)
+            contexts.enter_context(patch.object(nn.Module, "_apply", _apply))
+            contexts.enter_context(patch.multiple(FakeTensor, create=True, **OWN_METHODS))
+            # which draws until values fit
+            contexts.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", _as_it_is))
+            contexts.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            contexts.enter_context(self)
+            yield self
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or is_fake(parameter):
@@ -120,43 +112,25 @@ class Pretending(TorchDispatchMode):
             if any(kind is not FakeTensor for kind in types):
                 return func(*args, **kwargs)
             return self._direct(func, types, args, kwargs)
-        if self._is_large(func, args, kwargs):
-            with self.fake:
-                return func(*args, **kwargs)
+        if func.overloadpacket in MADE and not types and kwargs.get("device") in (None, CPU):
+            named = {"generator": None} if "generator" in kwargs else {}
+            made = func(*args, **{**kwargs, **named, "device": META})
+            if _is_large(made, unset=func.overloadpacket in UNSET):
+                return self._as_fake(made)
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
-        if kwargs.get("device") in (None, CPU) and (isinstance(args[0], FakeTensor) or not func._schema.is_mutable):
-            given, named = [_without_values(one) for one in args], kwargs
-            if kwargs:
-                named = {name: _without_values(one) for name, one in kwargs.items()}
-                named |= {"device": META} if "device" in kwargs else {}
-            with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-                found = func(*given, **named)
-                return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+        given = [_without_values(one) for one in args]
+        named = {name: META if name == "device" else _without_values(one) for name, one in kwargs.items()}
+        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
+            found = func(*given, **named)
+            return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
         return self.fake.dispatch(func, types, args, kwargs)
 
     def _as_fake(self, value: Any) -> Any:
         plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
         return FakeTensor(self.fake, value, CPU) if plain else value
-
-    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        kind = func.overloadpacket
-        if kind in MADE_TO_SIZE:
-            given = isinstance(args[0], Tensor)
-            like = args[0] if given else None
-            size = math.prod(args[1] if given else args[0])
-        elif kind in MADE_ALIKE:
-            like, size = args[0], args[0].numel()
-        else:
-            return False
-        dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
-        if kind in UNSET and (dtype.is_floating_point or (dtype == torch.uint8 and size)):
-            # there are no values to keep, and sharding makes weights of it, or, where weights of several precisions
-            # are gathered together, a buffer of bytes
-            return True
-        return bool(size > (LARGE if dtype.is_floating_point else HUGE))
 
     def _scalar(self, value: Tensor) -> bool | int | float:
         if value.dtype == torch.bool:
@@ -164,8 +138,8 @@ class Pretending(TorchDispatchMode):
         return 0.0 if value.dtype.is_floating_point else self.integer
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        with self.fake:
-            return torch.empty(shape, dtype=dtype)
+        made: Tensor = self._as_fake(torch.empty(shape, dtype=dtype, device=META))
+        return made
 
     def _nonzero(self, value: Tensor) -> Tensor:
         return self._made(value.numel(), value.ndim)
@@ -184,15 +158,8 @@ class Pretending(TorchDispatchMode):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:  # fmt: skip
         """Products of rows with the matrix of their expert, whose shapes PyTorch knows in bfloat16 alone."""
-        if a.dtype == torch.bfloat16:
-            found: Tensor = aten._grouped_mm.default(a, b, offs, bias, out_dtype)
-            return found
-        groups = len(offs) if offs is not None else 0
-        shape = {
-            (2, 2): (groups, a.shape[0], b.shape[-1]), (2, 3): (a.shape[0], b.shape[-1]),
-            (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
-        }[a.ndim, b.ndim]  # fmt: skip
-        return self._made(*shape, dtype=out_dtype or a.dtype)
+        found: Tensor = aten._grouped_mm.default(a.bfloat16(), b.bfloat16(), offs, bias, None)
+        return self._made(*found.shape, dtype=out_dtype or a.dtype)
 
     def _ctc_loss(
         self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
@@ -216,6 +183,15 @@ class Pretending(TorchDispatchMode):
                 places += list(one.nonzero().unbind(1))
         found = aten.index.Tensor(value, places)
         return found
+
+
+def _is_large(value: Tensor, *, unset: bool) -> bool:
+    """Whether a new tensor is too large for values, or has none anyway: sharding makes weights of it, or, where weights
+    of several precisions are gathered together, a buffer of bytes."""
+    floating, size = value.dtype.is_floating_point, value.numel()
+    if unset and (floating or (value.dtype == torch.uint8 and size)):
+        return True
+    return size > (LARGE if floating else HUGE)
 
 
 def _without_values(value: Any) -> Any:
@@ -304,8 +280,7 @@ class PretendRanks(Ranks):
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
 
-    def to_first(self, value: T) -> list[T]:
-        return [value] * self.size
+    to_first = gather
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         return exchanged(pieces, counts, self.group)
@@ -392,13 +367,8 @@ def stored_in_fewer_bits() -> Iterator[None]:
     """In this context networks are quantised without libraries, and without values."""
     from burnish.models import quantization
 
-    replaced: Any = quantization
-    before = replaced.QUANTIZERS, replaced.quantization_complaint
     stored: tuple[Precision, ...] = ("nf4", "int8", "fp8")
     ours = {name: partial(_store, precision=name) for name in stored}
-    replaced.QUANTIZERS = before[0] | ours
-    replaced.quantization_complaint = lambda precision: ""
-    try:
+    usable = patch.object(quantization, "quantization_complaint", lambda precision: "")
+    with usable, patch.object(quantization, "QUANTIZERS", {**quantization.QUANTIZERS, **ours}):
         yield
-    finally:
-        replaced.QUANTIZERS, replaced.quantization_complaint = before

@@ -6,6 +6,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +26,13 @@ WORDS = "a red cube on a blue table beside a window, number "
 VALUES = 7  # different rewards, so that groups have something to compare
 
 
-class Unwritten:
-    """A reward of the user's whose function is not on this machine: it asks for nothing."""
-
-    def __init__(self, reward: AnyReward) -> None:
-        self._reward = reward
-
-    def required_fields(self) -> tuple[str, ...]:
-        return ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reward, name)
-
-
 def _at_hand(reward: AnyReward) -> Any:
-    """A reward, or what stands in for it."""
+    """A reward, or one that asks for nothing where it is the user's, and its function is not on this machine."""
     try:
         reward.required_fields()
     except UserError:
-        return Unwritten(reward)
+        reward = copy(reward)
+        object.__setattr__(reward, "required_fields", lambda: ())
     return reward
 
 
