@@ -118,8 +118,7 @@ class GeneratorHalf(Half):
         return float(self.assembly.config.trainer.micro_batch_size / rows)
 
     def caches(self) -> Any:  # what a pipeline's encoders gave for prompts
-        model = vars(self.assembly.roles.model)
-        return [tape._results for tape, _ in model["_tapes"]._entries.values()] if "_tapes" in model else ()
+        return [tape._results for tape, _ in self.assembly.roles.model._tapes._entries.values()]
 
     def before_sharding(self) -> None:
         if self.assembly.finished:  # whose layout the first prompt's own run tells
@@ -129,21 +128,17 @@ class GeneratorHalf(Half):
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         frozen = [part for name, part in self._components if name not in model.names]
-        come = self._offload(model, frozen) if self.offloads else lambda part: None
         once = partial(Once, counter=self.counter)
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
             name = "decode" if hasattr(part, "decode") else "forward"
-            setattr(part, name, _first(come, part, once(getattr(part, name))))
-
-        def held() -> Any:
-            return self.gathered(), model.unverified if isinstance(model, PipelineModel) else None
-
-        model.predict = once(_in_some_form(model), held=held)
+            setattr(part, name, once(getattr(part, name)))
+        if self.offloads:
+            self._offload(model, frozen)
+        model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.unverified))
         model.verify = lambda *args, **kwargs: None
         model.decode = once(model.decode)
         model.encode_images = torch.no_grad()(once(model.encode_images))
-        if isinstance(model, PipelineModel):
-            model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
+        model._latent_layout = partial(_latent_layout, model)
         for name in ("distribute", "kept"):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
@@ -169,6 +164,7 @@ class GeneratorHalf(Half):
         """Samples of a job with what its trajectories are for, and only a corner of every image."""
 
         def labelled(job: FlowJob) -> Generator[Any]:
+            self.batches.clear()
             with closing(sample(job)) as parts:
                 for rows, trace, images in parts:
                     if job.purpose == "rollout":
@@ -197,7 +193,7 @@ class GeneratorHalf(Half):
 
         return denoised
 
-    def _offload(self, model: Any, frozen: Sequence[nn.Module]) -> Callable[[nn.Module], None]:
+    def _offload(self, model: Any, frozen: Sequence[Any]) -> None:
         """Count frozen parts as CPU memory, but from their use up to the next forward of the trained networks."""
         here: list[nn.Module] = []
 
@@ -216,6 +212,8 @@ class GeneratorHalf(Half):
             self.counter.label(HOST, part.parameters())
             for module in part.modules():
                 module.register_forward_pre_hook(lambda *_, part=part: come(part))
+            if hasattr(part, "decode"):  # which no hook precedes
+                part.decode = _first(partial(come, part), part.decode)
         predict = model.predict
 
         def alone(*args: Any, **kwargs: Any) -> Any:
@@ -226,7 +224,6 @@ class GeneratorHalf(Half):
         for network in self.assembly.roles._networks.values():
             network.register_forward_pre_hook(lambda *_: leave(frozen))
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
-        return come
 
     def draw(self, job: FlowJob) -> None:
         with self.assembly.roles.shards.gathered_late(["policy"]):
@@ -234,12 +231,12 @@ class GeneratorHalf(Half):
                 pass
 
 
-def _first(come: Callable[[nn.Module], None], part: nn.Module, function: Callable[..., Any]) -> Any:
-    """A function of a part: its weights come first where they are offloaded; what is repeated is activations."""
+def _first(come: Callable[[], None], function: Callable[..., Any]) -> Any:
+    """A function of a part that is offloaded: its weights come first, as what is repeated is activations."""
 
     @wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:
-        come(part)
+        come()
         return function(*args, **kwargs)
 
     return after
@@ -248,8 +245,6 @@ def _first(come: Callable[[nn.Module], None], part: nn.Module, function: Callabl
 def _in_some_form(model: Any) -> Callable[..., Any]:
     """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
     predict: Callable[..., Any] = model.predict
-    if not isinstance(model, PipelineModel):
-        return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
         if model.unverified != FORMS[-1]:

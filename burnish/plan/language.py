@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import data_options
 from burnish.language import decoding
@@ -96,9 +97,7 @@ class LanguageHalf(Half):
         def known(name: str, function: Callable[[Any], Any]) -> Any:
             """Zeros in the place of what is unknown: advantages and choices are made of it."""
             found = run(name, function)
-            if torch.is_grad_enabled():
-                return found
-            return tuple(map(as_zeros, found)) if isinstance(found, tuple) else as_zeros(found)
+            return found if torch.is_grad_enabled() else tree_map(as_zeros, found)
 
         def credited(annotated: Any) -> Any:
             with _disable_current_modes():
