@@ -116,15 +116,15 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
         config = located(with_sizes(config, layout), Path(scratch))
         with pretended(config, size, counter) as (assembly, pretending):
             half = half_of(assembly, counter, pretending)
-            measure.load(assembly, counter, half, measure.Rests())
+            measure.load(assembly, counter, half)
             half.prepare()
-            trainer = Repeating.of(assembly.workers, counter, measure.Rests())
+            trainer = Repeating.of(assembly.workers, counter)
             measure.take_few(assembly, counter, half)
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
             received, computed = [], []
             for trainer.times in (1, 2):
                 done = counter.done[OPERATIONS]
-                with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups, measure.Rests()):
+                with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups):
                     trainer.update(batch.select(range(size)), 1)
                 received.append(exchanged.bytes)
                 computed.append(counter.done[OPERATIONS] - done)

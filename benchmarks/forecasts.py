@@ -24,7 +24,7 @@ from burnish.plan.counter import BATCH, STORED, LiveBytes, Peak
 from burnish.plan.fakes import Pretending
 from burnish.plan.forecast import half_of
 from burnish.plan.language import LanguageHalf, known_capabilities
-from burnish.plan.measure import Rests, train_phases
+from burnish.plan.measure import train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
@@ -98,7 +98,7 @@ def peaks(
         assembly = assemble(config, ranks)
         half = half_of(assembly, counter, pretending)
         if fake or isinstance(half, LanguageHalf):
-            train_phases(assembly, counter, half, samples=True, rests=Rests())
+            train_phases(assembly, counter, half, samples=True)
         else:
             _train(assembly, counter, half)
     return counter.peaks
@@ -106,11 +106,11 @@ def peaks(
 
 def _train(assembly: Any, counter: LiveBytes, half: Any) -> None:
     """Two updates of a generator in full, with the phases that a forecast has."""
-    measure.load(assembly, counter, half, Rests())
+    measure.load(assembly, counter, half)
     trainer = assembly.workers
     if assembly.config.reference_guidance is not None:
         with counter.phase(measure.BASELINE), assembly.trained_weights():
-            half.baseline()
+            half.draw(measure.held_out(assembly, assembly.config.reference_guidance))
     for update in (1, 2):
         with counter.phase(measure.SAMPLE):
             scored = measure.collect(assembly, counter, update)
@@ -118,7 +118,7 @@ def _train(assembly: Any, counter: LiveBytes, half: Any) -> None:
         with counter.phase(measure.LOGPROBS):
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(scored))
             counter.label(BATCH, batch)
-        with measure.phases_of_updates(counter, trainer.groups, Rests()):
+        with measure.phases_of_updates(counter, trainer.groups):
             trainer.update(batch, update)
         del scored, batch
         with counter.phase(measure.SYNC):

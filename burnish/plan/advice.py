@@ -36,10 +36,6 @@ class Remedy:
     ranks: bool = False  # it has an effect on several ranks only
     task: str = ""  # that it is for; "" is any
 
-    @property
-    def name(self) -> str:
-        return self.option.partition("=")[0]
-
 
 REMEDIES = (  # in the order of what they cost in speed
     Remedy("trainer.micro_batch_size=1", "smaller micro-batches: a little speed where GPUs are not filled", LEARNED),
@@ -66,21 +62,18 @@ class Tried:
     fits: bool
 
 
-def remedies(
-    read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory: int, *, more: Sequence[Remedy] = REMEDIES
-) -> Iterator[Tried]:
+def remedies(read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory: int) -> Iterator[Tried]:
     """Try one option after the other, keep those that help, and end when the run fits.
 
     Args:
         read: the configuration of the run with further options.
         first: its forecast as it is, with the smallest size of every batch that is auto.
         memory: bytes of a GPU.
-        more: what is tried.
     """
     kept: tuple[str, ...] = ()
     now, low = first, smallest(read(()))
-    for remedy in more:
-        if remedy.name in low:
+    for remedy in REMEDIES:
+        if remedy.option.partition("=")[0] in low:
             continue  # nothing is smaller
         if now.fits(memory) or any(pool.vllm is not None and pool.vllm.complaint(memory) for pool in now.pools):
             return  # what a vLLM without room needs is said where that is found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from burnish.training.flop_counter import FlopCounter
@@ -26,6 +26,7 @@ ROUNDED = 512  # bytes: CUDA's caching allocator gives multiples of it
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
 CACHES, BATCH, BUFFERS, REWARDS = "caches", "batch", "buffers", "rewards"
 CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHES, BATCH, BUFFERS, REWARDS)
+SHARDS, AVERAGE = "shards", "average"  # of the networks that are trained: see ``LiveBytes.rests``
 HOST, STORED = "host", "stored"  # in CPU memory where the networks are on a GPU: offloaded weights, and samples
 IN_HOST = (HOST, STORED)
 OPERATIONS, KERNELS, MOVED = "operations", "kernels", "bytes"  # of work
@@ -40,7 +41,7 @@ class Peak:
     total: int = 0
     parts: dict[str, int] = field(default_factory=dict)  # by category, at that moment
     host: int = 0  # the most bytes in CPU memory at once
-    work: Counter[str] = field(default_factory=Counter)  # of a span
+    work: Counter[str] = field(default_factory=Counter)  # operations, kernels, and bytes that these move
 
 
 @dataclass
@@ -59,27 +60,21 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
-        self.work: Counter[tuple[str, str]] = Counter()  # by phase: operations, kernels, and bytes that these move
+        self.done: Counter[str] = Counter()  # all work so far: operations, kernels, and bytes that these move
         self.category = ACTIVATIONS  # of what is made from now on
         self.times: dict[str, float] = {}  # a category whose tensors stand for more of them, and how many
+        self.rests = {SHARDS: WEIGHTS, AVERAGE: WEIGHTS}  # what a category counts as: HOST is in CPU memory
         self._by: Counter[str] = Counter()
-        self._done: Counter[str] = Counter()
         self._known: dict[int, _Storage] = {}
         self._phases: list[str] = []
         self._spans: list[Peak] = []
-        self._quiet = False
         self._resize: Any = torch.UntypedStorage.resize_
         self._formulas = FlopCounter().formulas
 
     @property
-    def done(self) -> Counter[str]:
-        """All work so far: operations, kernels, and bytes that these move."""
-        return Counter(self._done)
-
-    @property
     def live(self) -> int:
         """Bytes in the memory of the device."""
-        return sum(size for category, size in self._by.items() if category not in IN_HOST)
+        return sum(self.parts().values())
 
     @contextmanager
     def phase(self, name: str, category: str | None = None) -> Iterator[None]:
@@ -104,7 +99,7 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def made_as(self, category: str) -> Iterator[None]:
         """What is made in this context is of a category."""
-        before, self.category = self.category, category
+        before, self.category = self.category, self.rests.get(category, category)
         try:
             yield
         finally:
@@ -113,7 +108,7 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def span(self) -> Iterator[Peak]:
         """The peak of what happens in this context, as what it adds to what was alive before."""
-        before, parts, done = self.live, self.parts(), self.done
+        before, parts, done = self.live, self.parts(), Counter(self.done)
         found = Peak(before, parts)
         self._spans.append(found)
         try:
@@ -121,35 +116,33 @@ class LiveBytes(TorchDispatchMode):
         finally:
             self._spans.remove(found)
             found.total -= before
-            found.work = self._done - done
+            found.work = self.done - done
             found.parts = {name: size - parts.get(name, 0) for name, size in found.parts.items()}
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """What happens in this context counts to spans alone, and not to the phase; what is left of it counts later."""
-        before, self._quiet = self._quiet, True
+        before, self._phases = self._phases, []
         try:
             yield
         finally:
-            self._quiet = before
+            self._phases = before
 
     def repeated(self, span: Peak) -> None:
         """The same happens again."""
-        for kind, amount in span.work.items():
-            self._did(kind, amount)
+        self._did(span.work)
         self._risen(span)
 
     def label(self, category: str, tensors: Any) -> None:
         """Say what tensors are for: those of a phase so far, and those that were made before counting began."""
         for tensor in tensors_of(tensors):
-            self._add(tensor, category, again=True)
+            self._add(tensor, self.rests.get(category, category), again=True)
 
     def beside(self, phase: str, tensors: Any) -> None:
         """A phase has tensors of a batch twice."""
-        size = sum({key_of(one): size_of(one) for one in tensors_of(tensors)}.values())
-        stored = any(self._category(one) == STORED for one in tensors_of(tensors))
-        size, peak = int(size * self.times.get(BATCH, 1)), self.peaks[phase]
-        if stored:
+        found, peak = list(tensors_of(tensors)), self.peaks[phase]
+        size = int(self.held(found) * self.times.get(BATCH, 1))
+        if any(self._category(one) == STORED for one in found):
             peak.host += size
         else:
             peak.total += size
@@ -157,8 +150,9 @@ class LiveBytes(TorchDispatchMode):
 
     def repeat_work(self, phase: str, times: float) -> None:
         """What a phase did stands for so many times as much."""
-        for kind in (OPERATIONS, KERNELS, MOVED):
-            self.work[phase, kind] = self.work[phase, kind] * times  # type: ignore[assignment]
+        if phase in self.peaks:
+            work: Any = {kind: amount * times for kind, amount in self.peaks[phase].work.items()}
+            self.peaks[phase].work = Counter(work)
 
     def held(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of memory that tensors have, some of it together."""
@@ -183,19 +177,18 @@ class LiveBytes(TorchDispatchMode):
             for one in outputs:
                 self._add(one, category)
             if _computes(func):
-                self._did(KERNELS, 1)
-                self._did(MOVED, sum(one.numel() * one.element_size() for one in (*inputs, *outputs)))
-                if (formula := self._formulas.get(func.overloadpacket)) is not None:
-                    self._did(OPERATIONS, float(formula(*args, **(kwargs or {}), out_val=found)))
+                moved = sum(one.numel() * one.element_size() for one in (*inputs, *outputs))
+                formula = self._formulas.get(func.overloadpacket)
+                operations = 0.0 if formula is None else float(formula(*args, **(kwargs or {}), out_val=found))
+                self._did({KERNELS: 1, MOVED: moved, OPERATIONS: operations})
         return found
 
     def __enter__(self) -> LiveBytes:
         # sharded networks free their gathered weights by resizing storages, which no operation tells of
         def resized(storage: Any, size: int) -> Any:
             found = self._resize(storage, size)
-            known = self._known.get(storage._cdata)
-            if known is not None:
-                self._sized(known, size)
+            if (known := self._known.get(storage._cdata)) is not None:
+                self._change(known, size, known.category)
             return found
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
@@ -206,10 +199,10 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def _did(self, kind: str, amount: float) -> None:
-        self._done[kind] += amount  # type: ignore[assignment]
-        if self._phases and not self._quiet:
-            self.work[self._phases[-1], kind] += amount  # type: ignore[assignment]
+    def _did(self, work: Mapping[str, float]) -> None:
+        for count in (self.done, *(self.peaks[name].work for name in self._phases[-1:])):
+            for kind, amount in work.items():
+                count[kind] += amount  # type: ignore[assignment]
 
     def _inherited(self, inputs: Iterable[Tensor]) -> str:
         """What is computed from the host's tensors alone stays there."""
@@ -229,52 +222,39 @@ class LiveBytes(TorchDispatchMode):
         """What takes part in an exchange is a buffer, unless it is known to be a weight or a gradient."""
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._add(tensor, BUFFERS)
-                known = self._known.get(key_of(tensor))
-                if known is not None and known.category == ACTIVATIONS:
-                    self._move(known, BUFFERS)
+                self._add(tensor, BUFFERS, again=self._category(tensor) == ACTIVATIONS)
         return self.category  # also of what is gathered from the host's memory
 
     def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
-        for one in _inside(tensor):
-            try:
-                storage = storage_of(one)
-            except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
-                continue
-            key = storage._cdata
-            known = self._known.get(key)
-            if known is None:
-                self._known[key] = known = _Storage(0, category, weakref.ref(storage, partial(self._freed, key)))
-            elif again and (category != BATCH or known.category != STORED):
-                self._move(known, category)
-            self._sized(known, storage.nbytes())
+        storage = storage_of(tensor)
+        if storage is None:
+            return
+        key = storage._cdata
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = known = _Storage(0, category, weakref.ref(storage, partial(self._freed, key)))
+        stays = not again or (category == BATCH and known.category == STORED)
+        self._change(known, storage.nbytes(), known.category if stays else category)
 
-    def _sized(self, known: _Storage, size: int) -> None:
+    def _change(self, known: _Storage, size: int, category: str) -> None:
+        """Memory has this size now, and is for this."""
         rounded = -(-size // ROUNDED) * ROUNDED
-        if more := rounded - known.size:
-            known.size = rounded
-            self._changed(known.category, more)
-            if more > 0:
-                self._risen()
-
-    def _changed(self, category: str, size: int) -> None:
-        self._by[category] += int(size * self.times.get(category, 1))
-
-    def _move(self, known: _Storage, category: str) -> None:
-        before, known.category = known.category, category
-        self._changed(before, -known.size)
-        self._changed(category, known.size)
-        if (before in IN_HOST) != (category in IN_HOST):
+        if rounded == known.size and category == known.category:
+            return
+        rises = rounded > known.size or (category in IN_HOST) != (known.category in IN_HOST)
+        for name, change in ((known.category, -known.size), (category, rounded)):
+            self._by[name] += int(change * self.times.get(name, 1))
+        known.size, known.category = rounded, category
+        if rises:
             self._risen()
 
     def _freed(self, key: int, _: Any) -> None:
-        known = self._known.pop(key, None)
-        if known is not None:
-            self._changed(known.category, -known.size)
+        if (known := self._known.pop(key, None)) is not None:
+            self._change(known, 0, known.category)
 
     def _risen(self, more: Peak | None = None) -> None:
         """Look whether this is the peak of what is looked at, with ``more`` beside what is alive."""
-        peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:] if not self._quiet)]
+        peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:])]
         if not peaks:
             return
         live, host = self.live + (more.total if more else 0), sum(self._by[name] for name in IN_HOST)
@@ -327,25 +307,19 @@ def size_of(tensor: Tensor) -> int:
     return int(local.numel() * local.element_size())
 
 
-def _inside(tensor: Any) -> list[Tensor]:
-    """The tensors that a quantised one is made of, whose own storage is only a claim; of any other itself."""
-    if isinstance(tensor, FakeTensor) or hasattr(tensor, "_local_tensor") or not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-
-
 def storage_of(tensor: Tensor) -> Any:
-    """The memory of a tensor, or of this rank's part of it."""
+    """The memory of a tensor, or of this rank's part of it; None for sparse ones and the like."""
     local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
-    return local.untyped_storage()
+    try:
+        return local.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def key_of(tensor: Tensor) -> int:
     """Equal for tensors that share their memory; 0 where they have none."""
-    try:
-        return int(storage_of(tensor)._cdata)
-    except (NotImplementedError, RuntimeError):
-        return 0
+    storage = storage_of(tensor)
+    return 0 if storage is None else int(storage._cdata)
 
 
 def shown(size: float) -> str:

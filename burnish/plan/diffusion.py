@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial, wraps
@@ -15,6 +16,7 @@ from torch import nn
 from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
+from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import SLIPS
@@ -26,7 +28,6 @@ from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
 from burnish.plan.repeats import Once
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -58,6 +59,7 @@ class GeneratorHalf(Half):
         """Args: ``offloads`` is whether parts that are not trained rest in CPU memory (model.offload)."""
         super().__init__(assembly, counter)
         self.offloads = offloads
+        self.batches = defaultdict[int, list[Any]](list)  # of a job, by their sizes: what they cost, and drew
         if assembly.config.sharding.context_parallel > 1:
             assembly.check_split_sequences()
 
@@ -100,8 +102,7 @@ class GeneratorHalf(Half):
         return float(self.assembly.config.trainer.micro_batch_size / rows)
 
     def caches(self) -> Any:  # what a pipeline's encoders gave for prompts
-        model = vars(self.assembly.roles.model)
-        return [tape._results for tape, _ in model["_tapes"]._entries.values()] if "_tapes" in model else ()
+        return [tape._results for tape, _ in self.assembly.roles.model._tapes._entries.values()]
 
     def before_sharding(self) -> None:
         if self.assembly.finished:  # whose layout the first prompt's own run tells
@@ -111,25 +112,21 @@ class GeneratorHalf(Half):
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         frozen = [part for name, part in self._components if name not in model.names]
-        come = self._offload(model, frozen) if self.offloads else lambda part: None
         once = partial(Once, counter=self.counter)
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
             name = "decode" if hasattr(part, "decode") else "forward"
-            setattr(part, name, _first(come, part, once(getattr(part, name))))
-
-        def held() -> Any:
-            return self.gathered(), model.shares if isinstance(model, PipelineModel) else None
-
-        model.predict = once(_in_some_form(model), held=held)
+            setattr(part, name, once(getattr(part, name)))
+        if self.offloads:
+            self._offload(model, frozen)
+        model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.shares))
         model.verify = lambda *args, **kwargs: None
         model.decode = once(model.decode)
         model.encode_images = torch.no_grad()(once(model.encode_images))
-        if isinstance(model, PipelineModel):
-            model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
+        model._latent_layout = partial(_latent_layout, model)
         for name in ("distribute", "kept"):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
-        engine.sample = self._labelled(engine.sample)
+        engine.sample, engine._denoise = self._labelled(engine.sample), self._denoised(engine._denoise)
         for data in self.assembly.finished.values():
             data.check()  # whose first image tells the shape of all
 
@@ -151,25 +148,46 @@ class GeneratorHalf(Half):
         """Samples of a job with what its trajectories are for, and only a corner of every image."""
 
         def labelled(job: FlowJob) -> Generator[Any]:
+            self.batches.clear()
             with closing(sample(job)) as parts:
                 for rows, trace, images in parts:
                     if job.purpose == "rollout":
                         self.counter.label(STORED if self._waits else BATCH, trace)
                     yield rows, trace, [_corner(one) for one in images]
+            self.batches.clear()
 
         return labelled
 
-    def _offload(self, model: Any, frozen: Sequence[nn.Module]) -> Callable[[nn.Module], None]:
+    def _denoised(self, denoise: Callable[..., Generator[None, None, Any]]) -> Callable[..., Any]:
+        """What denoises the batches of a job: those after the second of a size cost what that one did."""
+
+        def denoised(
+            job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, conditioning: Any, *given: Any
+        ) -> Any:
+            alike = self.batches[rows.stop - rows.start]
+            if len(alike) < 2 or plan.branch is not None:  # the first one may make what all have
+                with self.counter.span() as span:
+                    trace = yield from denoise(job, rows, role, plan, branches, conditioning, *given)
+                alike.append((span, trace))
+                return trace
+            span, trace = alike[-1]
+            self.counter.repeated(span)
+            node = branches.within[:, 1:][plan.recorded].view_as(trace.time)
+            return replace(trace.select(range(len(trace))), conditioning=conditioning.select(rows), node=node)
+
+        return denoised
+
+    def _offload(self, model: Any, frozen: Sequence[Any]) -> None:
         """Count frozen parts as CPU memory, but from their use up to the next forward of the trained networks."""
         here: list[nn.Module] = []
 
         def leave(parts: Sequence[nn.Module]) -> None:
-            for part in [one for one in here if any(one is other for other in parts)]:
+            for part in [one for one in here if one in parts]:
                 here.remove(part)
                 self.counter.label(HOST, part.parameters())
 
         def come(part: nn.Module) -> None:
-            if not any(one is part for one in here):
+            if part not in here:
                 leave(model.never_beside(part))
                 here.append(part)
                 self.counter.label(WEIGHTS, part.parameters())
@@ -178,6 +196,8 @@ class GeneratorHalf(Half):
             self.counter.label(HOST, part.parameters())
             for module in part.modules():
                 module.register_forward_pre_hook(lambda *_, part=part: come(part))
+            if hasattr(part, "decode"):  # which no hook precedes
+                part.decode = _first(partial(come, part), part.decode)
         predict = model.predict
 
         def alone(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +208,6 @@ class GeneratorHalf(Half):
         for network in self.assembly.roles._networks.values():
             network.register_forward_pre_hook(lambda *_: leave(frozen))
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
-        return come
 
     def draw(self, job: FlowJob) -> None:
         with self.assembly.roles.shards.gathered_late(["policy"]):
@@ -196,12 +215,12 @@ class GeneratorHalf(Half):
                 pass
 
 
-def _first(come: Callable[[nn.Module], None], part: nn.Module, function: Callable[..., Any]) -> Any:
-    """A function of a part: its weights come first where they are offloaded; what is repeated is activations."""
+def _first(come: Callable[[], None], function: Callable[..., Any]) -> Any:
+    """A function of a part that is offloaded: its weights come first, as what is repeated is activations."""
 
     @wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:
-        come(part)
+        come()
         return function(*args, **kwargs)
 
     return after
@@ -210,8 +229,6 @@ def _first(come: Callable[[nn.Module], None], part: nn.Module, function: Callabl
 def _in_some_form(model: Any) -> Callable[..., Any]:
     """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
     predict: Callable[..., Any] = model.predict
-    if not isinstance(model, PipelineModel):
-        return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
         if model.shares:

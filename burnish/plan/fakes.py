@@ -11,12 +11,12 @@ each row, int8 one more byte for a row's zero.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,24 +30,16 @@ from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
 from burnish.plan.counter import DEVICE, META, device_of, tensors_in
-from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
+from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_group
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
 HUGE = 1 << 27  # elements of any type
-MADE_TO_SIZE = {
-    aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
-    aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
-}  # fmt: skip
 UNSET = {aten.empty, aten.empty_strided}
-MADE_ALIKE = {
-    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
-}  # fmt: skip
-DIRECT = UNSET | {  # PyTorch's own kernels for shapes are faster than what FakeTensorMode remembers of an operation
-    aten.detach, aten.alias, aten.view, aten.as_strided, aten.slice, aten.select, aten.split, aten.split_with_sizes,
-    aten.unbind, aten.t, aten.transpose, aten.permute, aten.expand, aten.squeeze, aten.unsqueeze, aten.clone,
-    aten.copy_, aten._to_copy, aten.empty_like, aten.zeros_like, aten.new_empty, aten.new_zeros, aten.add, aten.add_,
-    aten.sub, aten.mul, aten.div, aten.mm, aten.bmm, aten.addmm, aten.index_select, aten.gather,
+MADE = UNSET | {
+    aten.zeros, aten.ones, aten.full, aten.rand, aten.randn, aten.new_empty, aten.new_empty_strided, aten.new_zeros,
+    aten.new_ones, aten.new_full, aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like,
+    aten.randn_like,
 }  # fmt: skip
 IN_FLOAT32 = (  # under autocast on CUDA, other than on a CPU
     aten.layer_norm, aten.group_norm, aten.rms_norm, aten.softmax, aten.log_softmax, aten.exp, aten.log, aten.pow,
@@ -88,22 +80,16 @@ class Pretending(TorchDispatchMode):
     def active(self) -> Iterator[Pretending]:
         """Pretend in this context."""
         hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
-        apply = nn.Module._apply
-        nn.Module._apply = _apply  # type: ignore[method-assign]
-        for name, method in OWN_METHODS.items():
-            setattr(FakeTensor, name, method)
-        draw = nn.init._no_grad_trunc_normal_
-        nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor  # which draws until values fit
-        try:
-            with warnings.catch_warnings(), self:
-                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-                yield self
-        finally:
-            nn.Module._apply = apply  # type: ignore[method-assign]
-            nn.init._no_grad_trunc_normal_ = draw
-            for name in OWN_METHODS:
-                delattr(FakeTensor, name)
-            hook.remove()
+        with ExitStack() as contexts:
+            contexts.callback(hook.remove)
+            contexts.enter_context(patch.object(nn.Module, "_apply", _apply))
+            contexts.enter_context(patch.multiple(FakeTensor, create=True, **OWN_METHODS))
+            # which draws until values fit
+            contexts.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", _as_it_is))
+            contexts.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            contexts.enter_context(self)
+            yield self
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or is_fake(parameter):
@@ -120,51 +106,31 @@ class Pretending(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        fake = [isinstance(one, FakeTensor) for one in tensors_in(args)]
-        direct = func.overloadpacket in DIRECT and kwargs.get("device") in (None, CPU)
-        if any(fake):
+        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
             if any(kind is not FakeTensor for kind in types):
                 return func(*args, **kwargs)
-            if direct and (all(fake) or not func._schema.is_mutable):
-                args = args if all(fake) else tree_map_only(Tensor, _without_values, args)
-                return self._direct(func, args, kwargs)
-            # at once, and not by way of the mode that it would look for
-            return self.fake.dispatch(func, types, args, kwargs)
-        if self._is_large(func, args, kwargs):
-            if direct and not fake:
-                return self._direct(func, args, kwargs | {"device": CPU})
-            with self.fake:
-                return func(*args, **kwargs)
+            return self._direct(func, types, args, kwargs)
+        if func.overloadpacket in MADE and not types and kwargs.get("device") in (None, CPU):
+            named = {"generator": None} if "generator" in kwargs else {}
+            made = func(*args, **{**kwargs, **named, "device": META})
+            if _is_large(made, unset=func.overloadpacket in UNSET):
+                return self._as_fake(made)
         return func(*args, **kwargs)
 
-    def _direct(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if kwargs.get("device") is not None:
-            kwargs = kwargs | {"device": META}
-        with in_kernel_invocation_manager(self.fake):
-            found = func(*args, **kwargs)
-        return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+    def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
+        given = [_without_values(one) for one in args]
+        named = {name: META if name == "device" else _without_values(one) for name, one in kwargs.items()}
+        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
+            found = func(*given, **named)
+            return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+        return self.fake.dispatch(func, types, args, kwargs)
 
-    def _as_fake(self, value: Tensor) -> Tensor:
-        return value if isinstance(value, FakeTensor) else FakeTensor(self.fake, value, CPU)
-
-    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        kind = func.overloadpacket
-        if kind in MADE_TO_SIZE:
-            given = isinstance(args[0], Tensor)
-            like = args[0] if given else None
-            size = math.prod(args[1] if given else args[0])
-        elif kind in MADE_ALIKE:
-            like, size = args[0], args[0].numel()
-        else:
-            return False
-        dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
-        if kind in UNSET and (dtype.is_floating_point or (dtype == torch.uint8 and size)):
-            # there are no values to keep, and sharding makes weights of it, or, where weights of several precisions
-            # are gathered together, a buffer of bytes
-            return True
-        return bool(size > (LARGE if dtype.is_floating_point else HUGE))
+    def _as_fake(self, value: Any) -> Any:
+        plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+        return FakeTensor(self.fake, value, CPU) if plain else value
 
     def _scalar(self, value: Tensor) -> bool | int | float:
         if value.dtype == torch.bool:
@@ -172,8 +138,8 @@ class Pretending(TorchDispatchMode):
         return 0.0 if value.dtype.is_floating_point else self.integer
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        with self.fake:
-            return torch.empty(shape, dtype=dtype)
+        made: Tensor = self._as_fake(torch.empty(shape, dtype=dtype, device=META))
+        return made
 
     def _nonzero(self, value: Tensor) -> Tensor:
         return self._made(value.numel(), value.ndim)
@@ -191,10 +157,7 @@ class Pretending(TorchDispatchMode):
         self, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:  # fmt: skip
-        """Products of rows with the matrix of their expert, whose shapes PyTorch knows in bfloat16 alone."""
-        if a.dtype == torch.bfloat16:
-            found: Tensor = aten._grouped_mm.default(a, b, offs, bias, out_dtype)
-            return found
+        """Products of rows with the matrix of their expert, whose shapes PyTorch knows for aligned bfloat16 alone."""
         groups = len(offs) if offs is not None else 0
         shape = {
             (2, 2): (groups, a.shape[0], b.shape[-1]), (2, 3): (a.shape[0], b.shape[-1]),
@@ -211,9 +174,6 @@ class Pretending(TorchDispatchMode):
         return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
-        if not any(one is not None and one.dtype == torch.bool for one in indices):
-            found: Tensor = aten.index.Tensor(value, indices)
-            return found
         places: list[Tensor | None] = []
         for one in indices:
             if one is None or one.dtype != torch.bool:
@@ -222,12 +182,25 @@ class Pretending(TorchDispatchMode):
                 places += [self._made(one.numel()) for _ in range(one.ndim)]
             else:
                 places += list(one.nonzero().unbind(1))
-        found = aten.index.Tensor(value, places)
+        found: Tensor = self._direct(aten.index.Tensor, (FakeTensor,), (value, places), {})
         return found
 
 
-def _without_values(value: Tensor) -> Tensor:
-    return value if isinstance(value, FakeTensor) else torch.empty_like(value, device=META)
+def _is_large(value: Tensor, *, unset: bool) -> bool:
+    """Whether a new tensor is too large for values, or has none anyway: sharding makes weights of it, or, where weights
+    of several precisions are gathered together, a buffer of bytes."""
+    floating, size = value.dtype.is_floating_point, value.numel()
+    if unset and (floating or (value.dtype == torch.uint8 and size)):
+        return True
+    return size > (LARGE if floating else HUGE)
+
+
+def _without_values(value: Any) -> Any:
+    """An argument of an operation on tensors without values."""
+    if isinstance(value, list | tuple):
+        return [_without_values(one) for one in value]
+    plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+    return torch.empty_like(value, device=META) if plain else value
 
 
 def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:
@@ -285,34 +258,15 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 T = TypeVar("T")
 
 
-class PretendRanks(Ranks):
-    """Ranks that all do what this one does."""
+class PretendRanks(ProcessRanks):
+    """Ranks that all do what this one does, in a process group whose collectives do nothing."""
 
-    timeout = 1.0
-
-    def __init__(self, size: int, group: Any = None) -> None:
-        self.size, self.group = size, group
-
-    def in_contexts(self, size: int) -> Ranks:
-        import torch.distributed as dist
-
-        found = PretendRanks(self.size)
-        if size > 1:
-            if size < self.size:
-                found._rows = PretendRanks(self.size // size, dist.new_group(list(range(0, self.size, size))))
-            else:
-                found._rows = SINGLE_RANK
-            found._context = PretendRanks(size, dist.new_group(list(range(size))))
-        return found
+    sum, max, each, first, clone_group = Ranks.sum, Ranks.max, Ranks.each, Ranks.first, Ranks.clone_group
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
 
-    def to_first(self, value: T) -> list[T]:
-        return [value] * self.size
-
-    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        return exchanged(pieces, counts, self.group)
+    to_first = gather
 
 
 @contextmanager
@@ -324,7 +278,7 @@ def pretend_ranks(size: int) -> Iterator[Ranks]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with process_group("fake", FakeStore(), size):
-        yield PretendRanks(size)
+        yield PretendRanks(timeout=1.0)
 
 
 BLOCK, NESTED = 64, 256  # weights of a scale, and scales of a scale, of NormalFloat
@@ -396,13 +350,8 @@ def stored_in_fewer_bits() -> Iterator[None]:
     """In this context networks are quantised without libraries, and without values."""
     from burnish.models import quantization
 
-    replaced: Any = quantization
-    before = replaced.QUANTIZERS, replaced.lacking
     stored: tuple[Precision, ...] = ("nf4", "int8", "fp8")
-    ours = {name: partial(_store, precision=name) for name in stored}
-    replaced.QUANTIZERS = before[0] | ours
-    replaced.lacking = lambda precision: ""
-    try:
+    ours: dict[str, Any] = {name: partial(_store, precision=name) for name in stored}
+    usable = patch.object(quantization, "lacking", lambda precision: "")
+    with usable, patch.object(quantization, "QUANTIZERS", quantization.QUANTIZERS | ours):
         yield
-    finally:
-        replaced.QUANTIZERS, replaced.lacking = before

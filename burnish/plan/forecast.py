@@ -22,6 +22,7 @@ from burnish.diffusion.config import FlowConfig
 from burnish.evaluation.suite import check_task, suites_of
 from burnish.options.cluster import PoolOptions
 from burnish.plan.counter import (
+    AVERAGE,
     GRADIENTS,
     HOST,
     KERNELS,
@@ -29,7 +30,7 @@ from burnish.plan.counter import (
     OPERATIONS,
     OPTIMIZER,
     REWARDS,
-    WEIGHTS,
+    SHARDS,
     LiveBytes,
     Peak,
     shown,
@@ -46,7 +47,6 @@ from burnish.plan.measure import (
     UPDATE,
     VALIDATE,
     Half,
-    Rests,
     rollout_phases,
     train_phases,
 )
@@ -66,23 +66,15 @@ AWAKE = (BASELINE, SAMPLE, VALIDATE, SYNC)  # phases in which a vLLM that sleeps
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a phase does on one GPU."""
-
-    operations: float  # of products, convolutions and attention
-    kernels: float
-    bytes: float  # that kernels read and write
-
-    def seconds(self, speed: Speed) -> tuple[float, str]:
-        """How long a GPU takes at least, and what bounds it."""
-        times = {
-            "operations": self.operations / (speed.tflops * 1e12),
-            "memory": self.bytes / (speed.bandwidth * 1e9),
-            "launches": self.kernels * speed.launch * 1e-6,
-        }
-        name = max(times, key=lambda one: times[one])
-        return times[name], name
+def seconds_of(work: Mapping[str, float], speed: Speed) -> tuple[float, str]:
+    """How long a GPU takes at least for the work of a phase, and what bounds it."""
+    times = {
+        "operations": work[OPERATIONS] / (speed.tflops * 1e12),
+        "memory": work[MOVED] / (speed.bandwidth * 1e9),
+        "launches": work[KERNELS] * speed.launch * 1e-6,
+    }
+    name = max(times, key=lambda one: times[one])
+    return times[name], name
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class PoolForecast:
     uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
-    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; not of vLLM
+    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by phase, of an update; not of vLLM
     weights: tuple[int, int] = (0, 0)  # of the networks that ranks share: learned and frozen ones
 
     @property
@@ -197,7 +189,7 @@ def _judges(config: RunConfig) -> Iterator[PoolForecast]:
     pool = config.pools.reward if config.runtime == "ray" else None
     if pool is None:
         return
-    found = loaded_by(config.rewards, config.scoring.processes, "rewards")
+    found = loaded_by({"rewards": config.rewards}, config.scoring.processes)
     held = found.always + found.scoring
     if held or found.unknown:
         phases = {SCORE: Peak(held, {REWARDS: held})}
@@ -211,9 +203,9 @@ def _not_counted(config: RunConfig) -> Iterator[str]:
         yield "what compiled blocks keep otherwise (model.compile)"
 
 
-def sharing(pool: PoolOptions) -> int:
-    """How many processes of a pool are on one GPU at most."""
-    return min(pool.processes, int(1 / pool.gpus)) if pool.gpus and pool.gpus < 1 else 1
+def sharing(pool: PoolOptions | None) -> int:
+    """How many processes of a pool are on one GPU at most; 1 where there are no pools."""
+    return min(pool.processes, int(1 / pool.gpus)) if pool is not None and pool.gpus and pool.gpus < 1 else 1
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
@@ -222,13 +214,11 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     config = deepcopy(config if trains else config.sampler_config)
     # these are refused on a CPU, where a forecast runs; it counts what they move apart
     shards = config.sharding.offload and size > 1
-    states = config.optimizer.offload or shards
-    rests = Rests(
-        shards=HOST if shards else WEIGHTS,
-        gradients=HOST if shards else GRADIENTS,
-        states=HOST if states else OPTIMIZER,
-        average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
-    )
+    in_host = {
+        SHARDS: shards, GRADIENTS: shards, OPTIMIZER: config.optimizer.offload or shards,
+        AVERAGE: shards or (config.ema is not None and config.ema.offload),
+    }  # fmt: skip
+    counter.rests |= {name: HOST for name, rests in in_host.items() if rests}
     offloads = bool(getattr(config.model, "offload", False))
     for section in (config.ema, config.sharding, config.optimizer, *([config.model] if offloads else ())):
         if section is not None:
@@ -237,7 +227,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
         half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
         if trains:
-            saved = train_phases(assembly, counter, half, samples=samples, rests=rests)
+            saved = train_phases(assembly, counter, half, samples=samples)
         else:
             rollout_phases(assembly, counter, half)
         every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
@@ -252,12 +242,9 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
     scorers = scorers_of(config, samples=samples, trains=trains)
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
-    crowd = 1 if pool is None else sharing(pool)
-    work = {
-        phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
-        for phase in phases if phase in TIMED and not (phase == SAMPLE and vllm)
-    }  # fmt: skip
-    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work, weights)
+    timed = set(TIMED) - ({SAMPLE} if vllm else set())
+    work = {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed}
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, sharing(pool), work, weights)
 
 
 @contextmanager
@@ -278,7 +265,10 @@ def pretended(
     with ExitStack() as contexts:
         contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
-        contexts.enter_context(_quietly())
+        # nothing that the run's own code has to say is true of values that nobody knows
+        contexts.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
+        contexts.enter_context(warnings.catch_warnings(action="ignore"))
         if isinstance(config, FlowConfig):
             import burnish.plan.diffusion  # noqa: F401  # before counting begins: libraries make tensors of their own
         else:
@@ -304,19 +294,6 @@ def half_of(
     return LanguageHalf(assembly, counter, pretending, samples=samples)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what the run's own code has to say: nothing of it is true of values that nobody knows."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
 def needed(peak: int) -> int:
     """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
     return int(peak * (1 + FRAGMENTS)) + OVERHEAD
@@ -334,10 +311,6 @@ class Scorers:
     always: int = 0  # bytes of weights that rest there, and of their process
     scoring: int = 0  # bytes of those that are there while samples are scored
     unknown: tuple[str, ...] = ()  # options of rewards whose weights nobody knows here
-
-    def __add__(self, other: Scorers) -> Scorers:
-        """Both: each has processes and networks of its own."""
-        return Scorers(self.always + other.always, self.scoring + other.scoring, (*self.unknown, *other.unknown))
 
     def beside(self, phases: dict[str, Peak]) -> dict[str, Peak]:
         """The peaks of a process with what its scorers take beside it; they score what is sampled meanwhile."""
@@ -357,49 +330,54 @@ def scorers_of(config: RunConfig, *, samples: bool, trains: bool) -> Scorers:
         samples: whether it samples what is learned from.
         trains: whether it trains, and so evaluates: then it scores held-out samples, and those of suites.
     """
-    found = Scorers()
+    sections: dict[str, Mapping[str, AnyReward]] = {}
     pooled = config.runtime == "ray" and config.pools.reward is not None
     if not pooled and config.scored and (samples or (trains and (config.validates or config.scoring.probe))):
-        found += loaded_by(config.rewards, config.scoring.processes, "rewards")
-    for suite in suites_of(config) if trains and config.validates else ():
-        found += loaded_by(suite.scorers, config.scoring.processes, f"suite {suite.name}: scorers")
-    return found
+        sections["rewards"] = config.rewards
+    if trains and config.validates:
+        sections |= {f"suite {suite.name}: scorers": suite.scorers for suite in suites_of(config)}
+    return loaded_by(sections, config.scoring.processes)
 
 
-def loaded_by(rewards: Mapping[str, AnyReward], processes: int, section: str) -> Scorers:
+def loaded_by(sections: Mapping[str, Mapping[str, AnyReward]], processes: int) -> Scorers:
     """What the networks of rewards take of the GPU of whoever scores by them.
 
-    Rewards that a run leaves out where their weights are not in the hub's cache count as if they were.
-
     Args:
-        rewards: by label.
+        sections: rewards by label, by the section that they are options of. Each has processes and networks of its own.
         processes: of the scorers; with none of their own they are in the run's.
-        section: that they are options of, for messages.
     """
-    always, scoring, unknown = 0, 0, []
+    always, scoring, unknown = 0, 0, list[str]()
+    for section, rewards in sections.items():
+        sizes = dict(_sizes(rewards))
+        unknown += [f"{section}.{label}" for label, size in sizes.items() if size is None]
+        # one process scores on a device, by one reward after the other
+        away = [size or 0 for label, size in sizes.items() if rewards[label].puts_away]
+        always += sum(size or 0 for size in sizes.values()) - sum(away)
+        always += CONTEXT if sizes and processes else 0
+        scoring += max(away, default=0)
+    return Scorers(always, scoring, tuple(unknown))
+
+
+def _sizes(rewards: Mapping[str, AnyReward]) -> Iterator[tuple[str, int | None]]:
+    """Labels of rewards with networks on the GPU, and the bytes of these where they are known.
+
+    Rewards that a run leaves out where their weights are not in the hub's cache count as if they were.
+    """
     counting = {(one.name, vars(one).get("path")) for one in rewards.values() if not vars(one).get("if_cached")}
     seen = set()
     for label, reward in rewards.items():
-        if not reward.has_weights or reward.device_name != "cuda":
-            continue
         options: dict[str, Any] = vars(reward)
         network = options.get("path"), options.get("version"), options.get("dtype")
         watched_too = bool(options.get("if_cached")) and (reward.name, options.get("path")) in counting
-        if network in seen or watched_too:
+        if not reward.has_weights or reward.device_name != "cuda" or network in seen or watched_too:
             continue  # which is loaded once, or left out
         seen.add(network)
         # those that others trained further are as large as what they began from
-        count = _weights(str(options.get("path"))) or _weights(str(options.get("base")))
-        further = [_weights(str(options[name])) for name in FURTHER if options.get(name) is not None]
-        if count is None or None in further:
-            unknown.append(f"{section}.{label}")
-            continue
-        size = int((count + sum(map(float, filter(None, further)))) * WIDTHS[options.get("dtype", "bfloat16")])
-        # one process scores on a device, by one reward after the other
-        always, scoring = (always, max(scoring, size)) if reward.puts_away else (always + size, scoring)
-    if (seen or unknown) and processes:
-        always += CONTEXT
-    return Scorers(always, scoring, tuple(unknown))
+        counts = [_weights(str(options.get("path"))) or _weights(str(options.get("base")))]
+        counts += [_weights(str(options[name])) for name in FURTHER if options.get(name) is not None]
+        known = [count for count in counts if count is not None]
+        size = int(sum(known) * WIDTHS[options.get("dtype", "bfloat16")])
+        yield label, size if len(known) == len(counts) else None
 
 
 def _weights(path: str) -> float | None:

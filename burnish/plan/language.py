@@ -15,11 +15,13 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import data_options
 from burnish.language import decoding
@@ -36,7 +38,7 @@ from burnish.language.teachers import options_of
 from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
-from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
+from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
 from burnish.plan.repeats import Once
 from burnish.rewards.text.base import Response
@@ -66,12 +68,9 @@ class LanguageHalf(Half):
             samples: whether this process samples what is learned from.
         """
         super().__init__(assembly, counter)
-        self.pretending, self.samples = pretending, samples
+        self.pretending = pretending
         self.decodes = samples and not assembly.has_separate_engine
         assembly.engine = self.engine = MadeUpResponses(self)
-
-    def made_up(self, count: int) -> dict[str, Any]:
-        return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
         roles: LanguageRoles = self.assembly.roles
@@ -95,9 +94,7 @@ class LanguageHalf(Half):
         def known(name: str, function: Callable[[Any], Any]) -> Any:
             """Zeros in the place of what is unknown: advantages and choices are made of it."""
             found = run(name, function)
-            if torch.is_grad_enabled():
-                return found
-            return tuple(map(as_zeros, found)) if isinstance(found, tuple) else as_zeros(found)
+            return found if torch.is_grad_enabled() else tree_map(as_zeros, found)
 
         def credited(annotated: Any) -> Any:
             with _disable_current_modes():
@@ -170,7 +167,7 @@ class MadeUpResponses(LanguageEngine):
 
     def decode(self, job: ResponseJob) -> None:
         """Decode the first tokens of the first batch, beside a cache for all tokens and what dialogues keep."""
-        half, model, job = self.half, self.roles.model, self._in_full(job)
+        counter, model, job = self.half.counter, self.roles.model, self._in_full(job)
         first, longest = job.select(slice(0, self.batch_size)), job.sampling.max_new_tokens
         few = replace(
             job.sampling, max_new_tokens=min(WRITTEN, longest), min_new_tokens=0,
@@ -181,20 +178,23 @@ class MadeUpResponses(LanguageEngine):
         held: list[Tensor] = []
         begun: list[Counter[str]] = []  # the work before each token
 
-        def grow() -> None:
-            """The cache grows once the prompts are read, and no longer beside what reading them takes."""
-            begun.append(half.counter.done)
+        def choose(weights: Tensor, noise: Tensor) -> Tensor:
+            """An ordinary token, by no probabilities. The cache grows once the prompts are read, and no longer beside
+            what reading them takes."""
+            begun.append(Counter(counter.done))
             if not held:
-                with half.counter.made_as(CACHES):
+                with counter.made_as(CACHES):
                     held.append(torch.empty(max(more, 0) + self._kept(job), dtype=torch.uint8))
+            return torch.full((len(weights),), ORDINARY)
 
-        with half.counter.span() as span, self._no_values(grow):
+        odd = patch.object(self.half.pretending, "integer", 0)  # no probability is
+        with counter.span() as span, patch.object(decoding, "choose", choose), odd:
             super().sample(replace(first, sampling=few, finished=None))
         token = begun[-1] - begun[-2:][0]  # of the last one; nothing where one is all
         token[MOVED] += max(more, 0) // 2  # that are read of the cache, on average
         left, batches = longest - few.max_new_tokens, len(job.prompts) / rows
         whole = {kind: batches * (amount + left * token[kind]) - amount for kind, amount in span.work.items()}
-        half.counter.repeated(Peak(work=Counter(whole)))
+        counter.repeated(Peak(work=Counter(whole)))
 
     def _kept(self, job: ResponseJob) -> int:
         """Bytes of conversations that are kept for their next turn."""
@@ -203,23 +203,6 @@ class MadeUpResponses(LanguageEngine):
             return 0
         tokens = self.encode.length + max(environment.longest(0), 0)
         return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), environment.kept_bytes))
-
-    @contextmanager
-    def _no_values(self, before: Callable[[], None]) -> Iterator[None]:
-        """Tokens are chosen without looking at probabilities, of which none is odd, and after ``before``."""
-        module: Any = decoding
-        choose, integer = module.choose, self.half.pretending.integer
-
-        def chosen(weights: Tensor, noise: Tensor) -> Tensor:
-            before()
-            return torch.full((len(weights),), ORDINARY)
-
-        module.choose = chosen
-        self.half.pretending.integer = 0
-        try:
-            yield
-        finally:
-            module.choose, self.half.pretending.integer = choose, integer
 
 
 def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
@@ -391,7 +374,6 @@ def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bo
         shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
     """
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
-    replaced: Any = LanguageModel
     try_out, learn = LanguageModel.try_out, LanguageModel._learn_media
 
     def tried(self: LanguageModel) -> None:
@@ -411,11 +393,8 @@ def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bo
         with _disable_current_modes():  # processors look at values
             return learn(self)
 
-    replaced.try_out, replaced._learn_media = tried, learned
-    try:
+    with patch.multiple(LanguageModel, try_out=tried, _learn_media=learned):
         yield
-    finally:
-        replaced.try_out, replaced._learn_media = try_out, learn
 
 
 def _kinds(config: LanguageConfig) -> Iterator[str]:

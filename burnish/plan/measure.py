@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from burnish.evaluation.suite import read_suite_prompts, suites_of
 from burnish.plan.counter import (
+    AVERAGE,
     BATCH,
     BUFFERS,
     GRADIENTS,
     HOST,
     OPTIMIZER,
+    SHARDS,
     STORED,
     WEIGHTS,
     LiveBytes,
-    size_of,
     tensors_of,
 )
-from burnish.plan.made_up import FixedScores
+from burnish.plan.made_up import FixedScores, made_up_prompts
 from burnish.plan.repeats import repeat_blocks
 from burnish.rollout.sources import join, split
 from burnish.tasks import Assembly
@@ -49,16 +51,6 @@ BASELINE = "baseline"  # the untrained model is evaluated with guidance
 SCORE = "score"  # in a pool of its own
 
 
-@dataclass(frozen=True)
-class Rests:
-    """Categories of what options may keep in CPU memory."""
-
-    shards: str = WEIGHTS  # of the networks that are trained
-    gradients: str = GRADIENTS
-    states: str = OPTIMIZER
-    average: str = WEIGHTS
-
-
 class Half:
     """What a task's forecast has of its own."""
 
@@ -68,7 +60,7 @@ class Half:
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
-        raise NotImplementedError
+        return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
@@ -89,12 +81,6 @@ class Half:
         """Prompts with so many rows each that fill a micro-batch."""
         raise NotImplementedError
 
-    def groups(self) -> int:
-        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
-        config = self.assembly.config
-        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        return math.ceil(max(self.learned_at_once(max(config.samples // config.records, 1)), sampled))
-
     def caches(self) -> Any:
         """Tensors that are kept from one batch to the next, in CPU memory."""
         return ()
@@ -108,35 +94,36 @@ class Half:
 
     def validate(self) -> None:
         """Sample the first batch of the held-out prompts and of every suite, each as large as any that follows."""
-        self.draw(held_out(self.assembly))
-        for evaluation, job in suite_jobs(self.assembly, lambda count: self.made_up(count)["train_prompts"]):
+        assembly = self.assembly
+        self.draw(held_out(assembly))
+        for suite in suites_of(assembly.config):
+            prompts: Any = []
+            with suppress(UserError, OSError):
+                prompts = read_suite_prompts(suite)
+            prompts = prompts or self.made_up(int(assembly.config.rollout.batch_size))["train_prompts"]
+            evaluation = assembly.suite_runner(assembly, suite, prompts)
             self.turn_to(evaluation)
-            self.draw(job)
-
-    def baseline(self) -> None:
-        """Sample with the guidance that the untrained model is evaluated with."""
-        self.draw(held_out(self.assembly, self.assembly.config.reference_guidance))
+            self.draw(evaluation.job(suite.n).select(slice(0, evaluation.unit * suite.n)))
 
 
 class OneMicroBatch(Trainer):
     """A trainer whose optimizer step learns from the first micro-batch alone, with the gradients of the others."""
 
     counter: LiveBytes
-    rests: Rests
     micro_batches = 0  # that the last mini-batch has
     learned = 1  # of them
 
     @classmethod
-    def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> OneMicroBatch:
+    def of(cls, trainer: Trainer, counter: LiveBytes) -> OneMicroBatch:
         made = cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
-        made.counter, made.rests = counter, rests
+        made.counter = counter
         return made
 
     def prime(self, update: int) -> None:
         """Stand before ``update``: a step with gradients of zero makes the optimizers' states."""
         for group in self.groups:
-            fill_gradients(group, self.counter, self.rests)
-            with self.counter.made_as(self.rests.states):
+            fill_gradients(group, self.counter)
+            with self.counter.made_as(OPTIMIZER):
                 group.step()
             group.zero_grad()
         self.optimizer_steps += 1
@@ -165,18 +152,18 @@ class OneMicroBatch(Trainer):
                 yield first, weight, False
             else:
                 for group in self.groups:
-                    fill_gradients(group, self.counter, self.rests)
+                    fill_gradients(group, self.counter)
         yield first, weight, True
 
 
-def fill_gradients(group: ParameterGroup, counter: LiveBytes, rests: Rests) -> None:
+def fill_gradients(group: ParameterGroup, counter: LiveBytes) -> None:
     """Gradients as an earlier micro-batch has left them."""
     for weight in group.parameters.values():
         weight.grad = torch.zeros_like(weight)
-    counter.label(rests.gradients, [weight.grad for weight in group.parameters.values()])
+    counter.label(GRADIENTS, [weight.grad for weight in group.parameters.values()])
 
 
-def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, rests: Rests) -> int:
+def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool) -> int:
     """What a process of the pool ``train`` does up to its second policy update, from loading to saving.
 
     Args:
@@ -184,18 +171,17 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         counter: which is active.
         half: the task's.
         samples: whether it samples, as without a pool of its own for that.
-        rests: what is in CPU memory.
 
     Returns:
         Bytes that it writes of a checkpoint.
     """
     config = assembly.config
-    load(assembly, counter, half, rests)
+    load(assembly, counter, half)
     half.prepare()
-    trainer = OneMicroBatch.of(assembly.workers, counter, rests)
+    trainer = OneMicroBatch.of(assembly.workers, counter)
     if config.reference_guidance is not None:
         with counter.phase(BASELINE), assembly.trained_weights():
-            half.baseline()
+            half.draw(held_out(assembly, config.reference_guidance))
     update = max(2, *(group.first_update for group in trainer.groups))
     trainer.prime(update)
     filtered = config.rollout.filter_groups
@@ -219,7 +205,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     few = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
     if next(trainer.parts(few), None) is not None:  # else nothing is learned from the rows of this rank
         mini = few
-    with phases_of_updates(counter, trainer.groups, rests):
+    with phases_of_updates(counter, trainer.groups):
         trainer.learn(mini, update, more=size > len(mini))
     micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned
     for name, factor in {
@@ -235,7 +221,10 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         with counter.phase(VALIDATE), assembly.trained_weights():
             half.validate()
     with counter.phase(SAVE):
-        saved = sum(size_of(one) for one in {id(one): one for one in tensors_of(trainer.state_dict())}.values())
+        saved = 0
+        for one in {id(one): one for one in tensors_of(trainer.state_dict())}.values():
+            local: Any = getattr(one, "_local_tensor", one)  # this rank's shard
+            saved += local.nbytes
     if config.checkpoint.asynchronous:
         counter.peaks[SAVE].host += saved  # the copy that is written while training goes on
     return saved
@@ -243,27 +232,27 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
 
 def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     """What a process of the pool ``rollout`` does."""
-    load(assembly, counter, half, Rests(), trains=False)
+    load(assembly, counter, half, trains=False)
     half.prepare()
     roles, processes = assembly.roles, assembly.config.pools.rollout.size
     with counter.phase(RECEIVE, BUFFERS):
         # held beside what samples; where vLLM does, the network itself takes them
-        spare = [] if assembly.has_separate_engine else list(roles.sampler_weights(full=True).values())
-        spare = [torch.empty_like(one) for one in spare]
-        changing = roles.sampler_weights(full=False)  # all that is sent after the first time
-        spare = [torch.empty_like(one) for one in changing.values()] if spare else []
+        spare: list[Tensor] = []
+        for full in () if assembly.has_separate_engine else (True, False):  # after the first time what changes alone
+            spare = [torch.empty_like(one) for one in roles.sampler_weights(full=full).values()]
     times = take_few(assembly, counter, half, processes)
     with counter.phase(SAMPLE):
         request = assembly.prompt_schedule.request(1, 0, Counter())
         _ = assembly.generate(max(split(request, processes), key=len))
         counter.label(STORED, half.caches())
     counter.repeat_work(SAMPLE, times)
+    del spare
 
 
-def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, trains: bool = True) -> None:
+def load(assembly: Assembly, counter: LiveBytes, half: Half, *, trains: bool = True) -> None:
     """Load what a process has, with stand-ins for scores, and for prompts where they are not on this machine."""
     config = assembly.config
-    assembly.scorer = FixedScores.of(config)  # type: ignore[assignment]
+    assembly.scorer = FixedScores(config)
     try:
         _ = assembly.train_prompts, assembly.val_prompts
     except (UserError, OSError):
@@ -272,22 +261,16 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
     # networks lie on no GPU until they are sharded, placed or quantised: their files are mapped, and not read
     mapped = assembly.ranks.size > 1 or not trains or config.model.quantization is not None
     if mapped:
-        load_roles = assembly.load_roles
-
-        def from_files() -> Any:
-            with counter.phase(LOAD, HOST):
-                return load_roles()
-
-        vars(assembly)["load_roles"] = from_files
+        vars(assembly)["load_roles"] = counter.phase(LOAD, HOST)(assembly.load_roles)
     with counter.phase(LOAD, WEIGHTS):
         roles = assembly.roles
         counter.label(WEIGHTS, [(*part.parameters(), *part.buffers()) for part in half.parts()])
-        counter.label(rests.shards, [one.parameters for one in roles.shards.networks.values()])
+        counter.label(SHARDS, [one.parameters for one in roles.shards.networks.values()])
         if trains:
             half.before_sharding()
             _ = assembly.workers
         if trains and assembly.ema is not None:
-            counter.label(rests.average, assembly.ema.average)
+            counter.label(AVERAGE, assembly.ema.average)
     if mapped:
         counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
     for part in half.parts():
@@ -307,7 +290,9 @@ def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int 
     """
     config, processes = assembly.config, processes or assembly.sampling_ranks.size
     batches, full = config.batches_per_update, config.data.train_batch_size
-    groups = min(half.groups(), math.ceil(config.records / processes)) * processes
+    sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+    learned = half.learned_at_once(max(config.samples // config.records, 1))
+    groups = math.ceil(min(max(learned, sampled), config.records / processes)) * processes
     config.data.train_batch_size = min(math.ceil(groups / batches), full)
     config.rollout.filter_groups = None
     times = float(full / config.data.train_batch_size)
@@ -341,18 +326,8 @@ def held_out(assembly: Assembly, guidance: float | None = None) -> Any:
     return job.select(slice(0, min(own, config.rollout.batch_size)))
 
 
-def suite_jobs(assembly: Assembly, made_up: Callable[[int], Any]) -> Iterator[tuple[Evaluation, Any]]:
-    """The first batch of every suite, which is as large as any, with made-up prompts where its own are not here."""
-    for suite in suites_of(assembly.config):
-        prompts: Any = []
-        with suppress(UserError, OSError):
-            prompts = read_suite_prompts(suite)
-        runner = assembly.suite_runner(assembly, suite, prompts or made_up(int(assembly.config.rollout.batch_size)))
-        yield runner, runner.job(suite.n).select(slice(0, runner.unit * suite.n))
-
-
 @contextmanager
-def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], rests: Rests) -> Iterator[None]:
+def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup]) -> Iterator[None]:
     """Tell forward passes, backward passes and steps of optimizers apart, and gradients from activations."""
 
     def backward(loss: Tensor) -> None:
@@ -362,18 +337,17 @@ def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], rest
                 (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
 
-    stepping, before = ExitStack(), Tensor.backward
+    stepping = ExitStack()
     with ExitStack() as hooks:
         for weight in (weight for group in groups for weight in group.parameters.values()):
-            handle = weight.register_post_accumulate_grad_hook(lambda one: counter.label(rests.gradients, one.grad))
+            handle = weight.register_post_accumulate_grad_hook(lambda one: counter.label(GRADIENTS, one.grad))
             hooks.callback(handle.remove)
         enter = register_optimizer_step_pre_hook(
-            lambda *_: stepping.enter_context(counter.phase(STEP, rests.states)) and None
+            lambda *_: stepping.enter_context(counter.phase(STEP, OPTIMIZER)) and None
         )
         leave = register_optimizer_step_post_hook(lambda *_: stepping.close())
         hooks.callback(enter.remove)
         hooks.callback(leave.remove)
-        hooks.callback(setattr, Tensor, "backward", before)
-        Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        hooks.enter_context(patch.object(Tensor, "backward", backward))
         hooks.enter_context(counter.phase(UPDATE))
         yield

@@ -8,61 +8,53 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from burnish.plan.counter import ACTIVATIONS, LiveBytes, Peak, key_of, storage_of
+from burnish.plan.counter import LiveBytes, Peak, key_of
 from burnish.plan.fakes import is_fake
 
 LEAST = 3  # blocks of a kind, from which on it pays to compute one of them
 NUMBERS = ("idx", "id", "index")  # ends of names of attributes that only number the modules of a network
 
 
-@dataclass(frozen=True)
-class Like:
-    """What makes a tensor like another one: without values, or with zeros where that one has some."""
+class Like(NamedTuple):
+    """What makes a tensor without values like another one."""
 
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
-    fake: bool
     learned: bool  # whether it needs a gradient
 
     @classmethod
     def of(cls, value: Any) -> Any:
-        """Of a tensor; other values as they are."""
-        if not isinstance(value, Tensor):
-            return value
-        fake = is_fake(value)
-        return cls(value.shape, value.stride() if fake else (), value.dtype, fake, value.requires_grad)
+        """Of a tensor without values; others as they are."""
+        return cls(value.shape, value.stride(), value.dtype, value.requires_grad) if is_fake(value) else value
 
-    def __call__(self) -> Tensor:
-        if self.fake:
-            return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
-        with _disable_current_modes():
-            return torch.zeros(self.size, dtype=self.dtype)
+    def made(self) -> Tensor:
+        """One with memory of its own, also in the place of a part of larger memory."""
+        reach = 1 + sum((count - 1) * step for count, step in zip(self.size, self.stride, strict=True))
+        if reach > self.size.numel():
+            return torch.empty(self.size, dtype=self.dtype)
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-@dataclass(frozen=True)
-class Part(Like):
-    """One that is a part of larger memory."""
-
-    place: int
-    count: int  # of its numbers
-    offset: int
+def _made(value: Any) -> Any:
+    if isinstance(value, Like):
+        return value.made()
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 @dataclass
 class Cost:
-    """What calls of a kind give, and cost."""
+    """What calls of a kind return, and cost."""
 
     outputs: list[Any]  # values, or what makes tensors
     tree: Any
@@ -73,42 +65,20 @@ class Cost:
     backward: Peak = field(default_factory=Peak)
     gradients: list[Any] = field(default_factory=list)  # what makes those of arguments and weights
 
-    def made(self) -> list[Tensor]:
-        """The tensors among the outputs, of which some are parts of the same memory."""
-        memory: dict[int, Tensor] = {}
-        found = []
-        for one in self.outputs:
-            if isinstance(one, Part):
-                if one.place not in memory:
-                    memory[one.place] = torch.empty(one.count, dtype=one.dtype)
-                found.append(memory[one.place].as_strided(one.size, one.stride, one.offset))
-            elif isinstance(one, Like):
-                found.append(one())
-        return found
-
-    def result(self, made: Sequence[Tensor], leaves: Sequence[Any]) -> Any:
-        """What a call returns, of its arguments and of tensors that were made for it."""
-        tensors = iter(made)
-        found = [next(tensors) if isinstance(one, Like) else one for one in self.outputs]
-        for place, number in self.returned.items():
-            found[place] = leaves[number]
+    def result(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """What a call returns, of what was made for it and of its arguments."""
+        found = [leaves[self.returned[i]] if i in self.returned else one for i, one in enumerate(outputs)]
         return tree_unflatten(found, self.tree)
 
 
-def _output(value: Any) -> Any:
-    """What makes an output of a call, which may share its memory with others."""
-    kind = Like.of(value)
-    if not is_fake(value) or (memory := storage_of(value).nbytes()) == value.nbytes:
-        return kind
-    return Part(**vars(kind), place=key_of(value), count=memory // value.itemsize, offset=int(value.storage_offset()))
-
-
 def _shapes(value: Any) -> Any:
-    """What tells calls apart that need other memory: tensors without values, and simple values; times are none."""
+    """What tells calls apart that need other memory: shapes of tensors, and simple values; times are none."""
     if isinstance(value, nn.Module):
         return id(value)
-    if isinstance(value, Tensor | int | float | str | bool):
-        return Like.of(value)
+    if isinstance(value, Tensor):
+        return Like.of(value) if is_fake(value) else (value.shape, value.dtype, value.requires_grad)
+    if isinstance(value, int | float | str):
+        return value
     if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(one, Tensor | list) for one in value)):
         return tuple(map(_shapes, value))
     return len(value) if hasattr(value, "__len__") else type(value)
@@ -137,7 +107,7 @@ class Once:
         if key in self.known:
             cost = self.known[key]
             self.counter.repeated(cost.forward)
-            return cost.result(cost.made(), leaves)
+            return cost.result(list(map(_made, cost.outputs)), leaves)
         cost, found = self.measured(self.function, leaves, tree)
         if cost.kept <= most:
             self.known[key] = cost
@@ -158,16 +128,12 @@ class Once:
             found = function(*args, **kwargs)
             kept = self.counter.live - before
         values, shape = tree_flatten(found)
-        arguments = {}
-        for place, value in enumerate(values):
-            number = places.get(key_of(value)) if is_fake(value) else None
-            if number is not None and value.shape == leaves[number].shape:
-                arguments[place] = number
-        outputs = [None if place in arguments else _output(value) for place, value in enumerate(values)]
-        fresh = [one for one, kind in zip(values, outputs, strict=True) if isinstance(kind, Like) and kind.fake]
-        kept -= self.counter.held(fresh)
-        inputs = [number for place, number in places.items() if place in waiting]
-        return Cost(outputs, shape, arguments, span, kept, inputs), found
+        own = {i: places[key_of(one)] for i, one in enumerate(values) if is_fake(one) and key_of(one) in places}
+        returned = {i: number for i, number in own.items() if values[i].shape == leaves[number].shape}
+        kept -= self.counter.held(one for i, one in enumerate(values) if is_fake(one) and i not in own)
+        outputs = [None if i in returned else Like.of(one) for i, one in enumerate(values)]
+        inputs = [number for key, number in places.items() if key in waiting]
+        return Cost(outputs, shape, returned, span, kept, inputs), found
 
 
 def _is_cache(value: Any) -> bool:
@@ -261,65 +227,42 @@ class Block(Once):
 
     def learned(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Arguments and weights that need a gradient."""
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return [one for one in (*tensors, *self.block.parameters()) if one.requires_grad]
+        return [one for one in (*leaves, *self.block.parameters()) if isinstance(one, Tensor) and one.requires_grad]
 
     def _with_gradients(self, leaves: Sequence[Any], tree: Any, *, again: bool) -> Cost:
         """What a forward and a backward pass cost, in which the forward pass may be done again."""
         function = partial(checkpoint, self.function, use_reentrant=False, preserve_rng_state=False)
-        own = [leaf.detach().requires_grad_() if _learns(leaf) else leaf for leaf in leaves]
+        own = [one.detach().requires_grad_() if getattr(one, "requires_grad", False) else one for one in leaves]
         run = partial(self.measured, function if again else self.function, own, tree)
         run()  # makes what all that follow have, too
         with self.counter.quiet():
             cost, found = run()
-            outputs = zip(cost.outputs, tree_flatten(found)[0], strict=True)
-            values = [value for kind, value in outputs if isinstance(kind, Like) and kind.learned]
-            slopes = [Like.of(torch.empty_like(value)) for value in values]
-            end, one = _End.apply(slopes, *values), torch.ones(())  # type: ignore[no-untyped-call]
-            del found, outputs, values
+            learned = [isinstance(kind, Like) and kind.learned for kind in cost.outputs]
+            ends = [one for one, learns in zip(tree_flatten(found)[0], learned, strict=True) if learns]
+            slopes = list(map(torch.empty_like, ends))
             with self.counter.span() as cost.backward:
-                made = torch.autograd.grad(end, self.learned(own), one, allow_unused=True)
+                made = torch.autograd.grad(ends, self.learned(own), slopes, allow_unused=True)
                 cost.gradients = list(map(Like.of, made))
                 del made
         return cost
-
-
-def _learns(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-class _End(torch.autograd.Function):
-    """A number, whose backward pass begins with these gradients and holds them no longer than an engine does."""
-
-    @staticmethod
-    def forward(ctx: Any, slopes: Sequence[Like], *tensors: Tensor) -> Tensor:
-        ctx.slopes = slopes
-        return torch.zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(slope() for slope in ctx.slopes)
 
 
 class _Repeated(torch.autograd.Function):
     """The outputs of a block that costs what another one did, of what is learned in it; ``held`` waits with it."""
 
     @staticmethod
-    def forward(ctx: Any, counter: LiveBytes, cost: Cost, held: Sequence[Any], *learned: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, counter: LiveBytes, cost: Cost, held: Sequence[Any], *learned: Tensor) -> tuple[Any, ...]:
         ctx.counter, ctx.cost = counter, cost
         ctx.held = [*held, torch.empty(max(cost.kept, 0), dtype=torch.uint8)]
         ctx.set_materialize_grads(False)
-        made = cost.made()
-        kinds = [kind for kind in cost.outputs if isinstance(kind, Like)]
-        ctx.mark_non_differentiable(*(one for one, kind in zip(made, kinds, strict=True) if not kind.learned))
-        return tuple(made)
+        made = tuple(map(_made, cost.outputs))
+        fixed = [one for one, kind in zip(made, cost.outputs, strict=True) if not getattr(kind, "learned", False)]
+        ctx.mark_non_differentiable(*(one for one in fixed if isinstance(one, Tensor)))
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        there = ctx.counter.held(one for one in gradients if one is not None)  # by the engine
-        span: Peak = ctx.cost.backward
-        parts = span.parts | {ACTIVATIONS: span.parts.get(ACTIVATIONS, 0) - there}
-        ctx.counter.repeated(replace(span, total=span.total - there, parts=parts))
+        ctx.counter.repeated(ctx.cost.backward)
         del ctx.held
         with ctx.counter.quiet():
-            return None, None, None, *(kind and kind() for kind in ctx.cost.gradients)
+            return None, None, None, *map(_made, ctx.cost.gradients)
