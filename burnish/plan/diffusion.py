@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial, wraps
@@ -16,7 +16,6 @@ from torch import nn
 from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
-from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import SLIPS
@@ -28,6 +27,7 @@ from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
 from burnish.plan.repeats import Once
+from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError

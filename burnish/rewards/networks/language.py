@@ -34,7 +34,7 @@ def encode(model: LanguageModel, prompts: Sequence[Prompt], *, media: bool = Tru
     from burnish.language.encode import Encoder
 
     read = [replace(prompt, tools="") if media else _text_of(prompt) for prompt in prompts]
-    return Encoder(model, bounded=False, cached=0)(read)
+    return Encoder(model, cached=0)(read)
 
 
 def head_scores(
