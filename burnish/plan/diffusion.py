@@ -27,7 +27,6 @@ from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
 from burnish.plan.repeats import Once
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -43,7 +42,7 @@ def made_up_images(
 
     Args: ``members`` images like ``pixels`` to a record; ``n`` records to each prompt, if they have scores.
     """
-    image = Media.encoded(grey(*pixels.shape[:2]))
+    image = grey(*pixels.shape[:2])
     each = [ImageRecord(prompt, (image,) * members, "made up") for prompt in prompts]
     if not weights:
         return ImageFiles(each)
