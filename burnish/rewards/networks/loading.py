@@ -269,6 +269,8 @@ def weight_files(place: Path, names: Sequence[str] = ()) -> tuple[Path, ...]:
     if len(indices) != 1:
         return (weight_file(place, names),)
     shards = dict.fromkeys(json.loads(indices[0].read_bytes())["weight_map"].values())
+    if strange := [name for name in shards if Path(name).name != name]:
+        raise UserError(f"{indices[0]} lists {strange[0]!r:.80}, which is no file beside it; fetch it again")
     return tuple(place / name for name in shards)
 
 
