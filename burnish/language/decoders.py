@@ -280,9 +280,8 @@ class Cached:
         self.ids: Tensor = inputs.pop("input_ids")  # [B, T] that were run
         self.caches = model.capabilities.cache != "none"
         self.arguments = inputs | {"use_cache": self.caches}  # of the next forward, beside them
-        if (
-            self.caches and network._supports_default_dynamic_cache()
-        ):  # an empty one, as ``generate`` makes it; else the class does
+        # an empty one, as ``generate`` makes it; else the class does
+        if self.caches and network._supports_default_dynamic_cache():
             name = "cache_params" if "cache_params" in self.forwards.accepted else "past_key_values"
             self.arguments[name] = DynamicCache(config=network.config.get_text_config(decoder=True))
         self._run(is_first_iteration=True)
