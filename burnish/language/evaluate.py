@@ -131,11 +131,8 @@ class JudgementEvaluation(Evaluation):
     def sampled(self, job: Job) -> Evaluated:
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
-        try:
-            data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
-            batch = data.batch(records, update=1, seed=assembly.config.seed)
-        finally:
-            assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
+        data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
+        batch = data.batch(records, update=1, seed=assembly.config.seed)
         trace, members = batch.answers.trace, batch.answers.members
         values = torch.zeros(len(trace), *batch.target.shape[1:])
         with torch.no_grad():

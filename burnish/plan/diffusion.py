@@ -191,7 +191,7 @@ class GeneratorHalf(Half):
         return come
 
     def draw(self, job: FlowJob) -> None:
-        with self.assembly.roles.shards.gathered_late(["policy"]):
+        with self.assembly.roles.shards.gathered(["policy"]):
             for _ in self.assembly.engine.sample(job):
                 pass
 
