@@ -162,10 +162,8 @@ def watched(group: Tensor, n: int, groups: int) -> Tensor:
         n: samples of a group.
         groups: in the batch.
     """
-    starts = group_starts(group)
-    place = (
-        group * n + torch.arange(len(group)) - torch.tensor(starts[:-1]).repeat_interleave(torch.tensor(starts).diff())
-    )
+    starts = torch.tensor(group_starts(group))
+    place = group * n + torch.arange(len(group)) - starts[:-1].repeat_interleave(starts.diff())
     stride = max(groups * n // ROWS, 1)
     return ((place % stride == 0) & (place < stride * ROWS)).nonzero().flatten()
 
