@@ -193,7 +193,7 @@ class FlowAssembly(Assembly):
             try:
                 with roles.gathered():
                     if request is not None:
-                        scored = worker.generate(request)
+                        scored = worker.generate(request, compared=False)
             finally:
                 # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
                 scored = worker.compared(scored, 0 if request is None else request.groups)

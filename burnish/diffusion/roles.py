@@ -22,6 +22,7 @@ from burnish.rewards.base import Reward
 from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
+from burnish.training.sharding import Sharded
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
@@ -35,8 +36,9 @@ class NetworkRole:
 
     model: FlowModel
     guidance: float
-    run: Callable[[Callable[[nn.Module], Tensor]], Tensor]  # a function of the network, which is ready for it
-    agree: Agree | None = None  # how many forwards the ranks make that hold the network together
+    active: Callable[[], AbstractContextManager[nn.Module]]  # the network, ready to run
+    sharded: Sharded | None = None  # as several ranks hold it together
+    agree: Agree | None = None  # how many forwards these ranks make
     around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for every forward
 
     def __call__(
@@ -50,10 +52,9 @@ class NetworkRole:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
         given = conditioning.to(x.device).rows()
-        with self.around():
-            return self.run(
-                lambda network: self.model.predict(network, x, time, given, guidance=scale, agree=self.agree)
-            )
+        with self.around(), self.active() as network:
+            predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
+            return predict() if self.sharded is None else self.sharded(predict)
 
 
 class FlowRoles(TrainedRoles):
@@ -117,8 +118,9 @@ class FlowRoles(TrainedRoles):
 
     def lagged(self, name: str) -> NetworkRole:
         """A role by its name."""
-        agree = partial(self.shards.agree, self.network_of(name))
-        return NetworkRole(self.model, self.guidance, partial(self.run, name), agree)
+        network = self.network_of(name)
+        sharded, agree = self.shards.networks.get(network), partial(self.shards.agree, network)
+        return NetworkRole(self.model, self.guidance, partial(self.active, name), sharded, agree)
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -144,7 +146,7 @@ class FlowRoles(TrainedRoles):
         model = self._load_teacher(teacher, self.model)
         if self.meter is not None:
             self.meter.watch(model.network)
-        return NetworkRole(model, scale, lambda function: function(model.network))
+        return NetworkRole(model, scale, lambda: nullcontext(model.network))
 
     def images(self, latents: Tensor, conditioning: Gathered[Conditioning]) -> Tensor:
         """What finished latents [B, ...] show, with gradients to them."""

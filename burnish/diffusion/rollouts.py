@@ -50,8 +50,13 @@ class FlowRollouts:
     files: SampleFiles | None = None  # where samples are kept
     check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
-    def generate(self, request: RolloutRequest) -> Scored:
-        """The samples to learn from: all of the request, or the best and the worst of each group."""
+    def generate(self, request: RolloutRequest, *, compared: bool = True) -> Scored | None:
+        """The samples to learn from: all of the request, or the best and the worst of each group.
+
+        Args:
+            request: which samples.
+            compared: also metrics for which other networks run than the one that samples.
+        """
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
@@ -82,7 +87,8 @@ class FlowRollouts:
             metrics["critic/diversity"] = group_diversity(shapes, scored.group)
             counts["critic/diversity"] = int(several.sum())
         metrics, counts = scored.metrics | metrics, scored.counts | counts
-        return replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+        scored = replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+        return self.compared(scored, request.groups) if compared else scored
 
     def compared(self, scored: Scored | None, groups: int) -> Scored | None:
         """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that
@@ -162,10 +168,8 @@ def watched(group: Tensor, n: int, groups: int) -> Tensor:
         n: samples of a group.
         groups: in the batch.
     """
-    starts = group_starts(group)
-    place = (
-        group * n + torch.arange(len(group)) - torch.tensor(starts[:-1]).repeat_interleave(torch.tensor(starts).diff())
-    )
+    starts = torch.tensor(group_starts(group))
+    place = group * n + torch.arange(len(group)) - starts[:-1].repeat_interleave(starts.diff())
     stride = max(groups * n // ROWS, 1)
     return ((place % stride == 0) & (place < stride * ROWS)).nonzero().flatten()
 

@@ -183,11 +183,6 @@ class Taylor:
         return (self._apart / self._size).sqrt()
 
 
-def heun(velocity: Tensor, second: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
-    """Heun's correction [B, ...] to the Euler step, by the velocity ``second`` at t_next where that step landed."""
-    return to_device((t_next - t) / 2, velocity.device) * (second.float() - velocity.float())
-
-
 def extrapolation(t_before: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
     """How far DPM-Solver++ 2M extrapolates the predicted clean image, in units of its last change.
 
@@ -297,7 +292,8 @@ def denoise(
         elif plan.solver == "heun" and times[i + 1] > 0 and len(still := (computed[:, i] & ~noisy).nonzero().flatten()):
             there = to_device(still, x.device)
             second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch, i + 1)
-            moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
+            half = to_device((plan.times[i + 1] - plan.times[i]) / 2, x.device)
+            moved[there] = moved[there] + half * (second.float() - v[there].float())
         if (at := here[i]) is not None:
             where = at[0]
             state[at] = x[where]

@@ -131,12 +131,9 @@ class JudgementEvaluation(Evaluation):
     def sampled(self, job: Job) -> Evaluated:
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
-        try:
-            batch: Any = offline_batch(
-                records, assembly.roles.model, assembly.engine.encode, update=1, seed=assembly.config.seed
-            )
-        finally:
-            assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
+        batch: Any = offline_batch(
+            records, assembly.roles.model, assembly.engine.encode, update=1, seed=assembly.config.seed
+        )
         members = batch.answers.members
         values = torch.zeros(len(records), members, *batch.target.shape[1:])
         with torch.no_grad():

@@ -209,7 +209,7 @@ class GeneratorHalf(Half):
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
 
     def draw(self, job: FlowJob) -> None:
-        with self.assembly.roles.shards.gathered_late(["policy"]):
+        with self.assembly.roles.shards.gathered(["policy"]):
             for _ in self.assembly.engine.sample(job):
                 pass
 

@@ -109,7 +109,7 @@ class LanguageHalf(Half):
         assembly = self.assembly
         if assembly.needs.heads:  # a reward model judges responses as it learns from them
             evaluation = assembly.evaluation(assembly)
-            with assembly.roles.shards.gathered_late(["policy"]):
+            with assembly.roles.shards.gathered(["policy"]):
                 evaluation.sampled(evaluation.job(1, None).share(partial(own_rows, assembly.sampling_ranks)))
         elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
             super().validate()
@@ -118,7 +118,7 @@ class LanguageHalf(Half):
         self.engine.begin(self.assembly.roles, data_options(evaluation.suite))
 
     def draw(self, job: ResponseJob) -> None:
-        with self.assembly.roles.shards.gathered_late(["policy"]):
+        with self.assembly.roles.shards.gathered(["policy"]):
             self.engine.decode(job)
 
 

@@ -243,7 +243,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     times = take_few(assembly, counter, half, processes)
     with counter.phase(SAMPLE):
         request = assembly.prompt_schedule.request(1, 0, Counter())
-        _ = assembly.generate(max(split(request, processes), key=len))
+        _ = assembly.rollout_worker.generate(max(split(request, processes), key=len))
         counter.label(STORED, half.caches())
     counter.repeat_work(SAMPLE, times)
     del spare

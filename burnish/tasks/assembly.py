@@ -222,7 +222,7 @@ class Assembly:
         """Where batches come from."""
         config = self.config
         if config.online:
-            return OnlineSource(self.prompt_schedule, self, self.normaliser)
+            return OnlineSource(self.prompt_schedule, self.rollout_worker, self.normaliser)
         records = self.stream(self.records, (one.prompt.part for one in self.records))
         return OfflineSource(records, self.prepare, batches=config.batches_per_update, watch=self.watch)
 

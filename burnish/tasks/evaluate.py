@@ -141,13 +141,14 @@ class Evaluation:
         )
 
     def _gathered(self, work: Callable[[], T]) -> list[T]:
-        """What the work of each rank gives, in order, while the policy's weights are gathered.
+        """What the work of each rank gives, in order, while the policy's weights are gathered, if these sample.
 
         Raises:
             Cancelled: on all ranks, where one was cancelled. None may leave the others waiting for it.
         """
+        shards = self.assembly.roles.shards
         try:
-            with self.assembly.roles.shards.gathered_late(["policy"]):
+            with nullcontext() if self.assembly.has_separate_engine else shards.gathered(["policy"]):
                 own = [work()]
         except Cancelled:
             own = []

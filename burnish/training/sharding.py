@@ -201,7 +201,6 @@ class Shards:
     def __init__(self, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
         self.networks: dict[str, Sharded] = {}
-        self._waiting: list[Callable[[], None]] = []  # what gathers for contexts that have begun without full weights
 
     def inside(self, name: str, run: Callable[[], T]) -> T:
         """Run a function that uses a network; see ``Sharded``."""
@@ -223,32 +222,11 @@ class Shards:
     @contextmanager
     def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
         """Full weights of some networks, or of all, in this context; see ``Sharded``."""
-        self.gather()
         with ExitStack() as while_full:
             for name, sharded in self.networks.items():
                 if names is None or name in names:
                     while_full.enter_context(sharded.gathered())
             yield
-
-    @contextmanager
-    def gathered_late(self, names: Sequence[str]) -> Iterator[None]:
-        """The same, from when ``gather`` is called in this context, or a further context gathers; at its end at last.
-
-        What else needs the device's memory can be done before. Every rank gathers once, also one that has nothing to do
-        or has failed, so no other collective operation may come between.
-        """
-        with ExitStack() as until_left:
-            self._waiting.append(lambda: until_left.enter_context(self.gathered(names)))
-            try:
-                yield
-            finally:
-                self.gather()
-
-    def gather(self) -> None:
-        """Begin to hold full weights, where contexts of ``gathered_late`` have not yet."""
-        waiting, self._waiting = self._waiting, []
-        for begin in waiting:
-            begin()
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
