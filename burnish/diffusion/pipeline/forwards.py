@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -45,8 +44,7 @@ class Rows(NamedTuple):
         return tree_map(lambda value: function(value) if self.has(value) else value, tree, is_leaf=self.has)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call that a pipeline makes of one of its networks."""
 
     network: str
@@ -111,7 +109,7 @@ def joined(calls: Sequence[Call]) -> Call:
         return torch.cat(values) if isinstance(values[0], Tensor) else list(chain(*values))
 
     leaves = list(map(join, first.rowed, *(call.leaves for call in calls)))
-    return replace(first, leaves=leaves, rows=first.rows._replace(length=sum(counts)))
+    return first._replace(leaves=leaves, rows=first.rows._replace(length=sum(counts)))
 
 
 class Forwards:

@@ -236,7 +236,7 @@ class PipelineModel(LoadedPipeline):
     ) -> Tensor:  # fmt: skip
         rows = list(zip(conditioning.each(), x.split(1), time.tolist(), strict=True))
         computed = [self._velocity(request, guidance, state, at) for request, state, at in rows]
-        places = [(request.prompts[0].uid, at) for request, _, at in rows]
+        places = [(request.prompts[0], at) for request, _, at in rows]
         order = [places.index(place) for place in places]  # rows of a prompt at one time are neighbours
         networks = self._run.answering | dict(by_name(network, self.names))
         velocity = torch.cat(
@@ -274,10 +274,9 @@ class PipelineModel(LoadedPipeline):
                     check_samples(self, full, 1.0)
         self._verified.add(way)
 
-    def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
+    def run(self, request: Requests, guidance: float, run: PipelineRun) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
-        tape, own = self._tape(request, guidance), seed_of(request.prompts[0].uid)
-        return self._run(self.arguments.of(request, guidance), tape, run, own if seed is None else seed)
+        return self._run(self.arguments.of(request, guidance), self._tape(request, guidance), run)
 
     def recorded(self, request: Requests, guidance: float, run: RecordedRun) -> Program:
         """A run that is recorded."""
@@ -321,7 +320,8 @@ class PipelineModel(LoadedPipeline):
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
         uid = request.prompts[0].uid
-        return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: EncoderCache(seed_of(uid)))
+        key = uid, request.height, request.width, guidance > 1
+        return self._tapes.get(key, lambda: EncoderCache(seed=int(uid, 16) >> 2))
 
     def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""
@@ -378,8 +378,3 @@ class PipelineModel(LoadedPipeline):
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
         return None if bool(reached.all()) else reached
-
-
-def seed_of(uid: str) -> int:
-    """The seed of what is random in a prompt's condition."""
-    return int(uid, 16) >> 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,7 +85,7 @@ class NetworkCall:
 
         leaves = tree_map_only(Value, lambda value: values[value.number], self.call.leaves)
         kind = self.call.kind if self.alone.isdisjoint(differing) else f"{self.call.kind} {id(values)}"
-        return replace(self.call, leaves=leaves, kind=kind)
+        return self.call._replace(leaves=leaves, kind=kind)
 
 
 Entry = Operation | NetworkCall
@@ -214,22 +214,24 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
     Raises:
         ControlFlowChanged: a number that it reads is another one.
     """
-
-    def own(arg: Any) -> Any:
-        if isinstance(arg, Value):
-            return values[arg.number]
-        if isinstance(arg, list):
-            return [own(item) for item in arg]
-        return generator if isinstance(arg, torch.Generator) else arg
-
     if one.drawn is not None and generator is None:
         values[one.outputs[0]] = one.drawn.clone()
         return
-    out = one.function(*[own(arg) for arg in one.args], **{name: own(arg) for name, arg in one.kwargs.items()})
+    args = [_own(arg, values, generator) for arg in one.args]
+    out = one.function(*args, **{name: _own(arg, values, generator) for name, arg in one.kwargs.items()})
     if one.outputs:
         values |= zip(one.outputs, tensors_in(out), strict=True)
     elif out != one.read:
         raise ControlFlowChanged
+
+
+def _own(arg: Any, values: Mapping[int, Any], generator: torch.Generator | None) -> Any:
+    """An argument of an operation, with tensors in the place of values."""
+    if isinstance(arg, Value):
+        return values[arg.number]
+    if isinstance(arg, list):
+        return [_own(item, values, generator) for item in arg]
+    return generator if isinstance(arg, torch.Generator) else arg
 
 
 def joined(streams: Sequence[Tensor]) -> Tensor:

@@ -61,9 +61,10 @@ class EncoderCache:
     """
 
     def __init__(self, seed: int) -> None:
-        self.bytes = 0
+        """Args: ``seed`` of all that is random in the prompt's condition."""
+        self.seed, self.bytes = seed, 0
         self._results: list[tuple[list[Any], Any]] = []  # leaves, tensors with the device where they belong; and tree
-        self._seed, self._drawn = seed, 0
+        self._drawn = 0
 
     def __len__(self) -> int:
         return len(self._results)
@@ -72,15 +73,8 @@ class EncoderCache:
         """What is in the first results, tensors on their devices."""
         return [leaf for leaves, _ in self._results[:count] for leaf in _there(leaves)]
 
-    def answering(
-        self, paused: Callable[[], AbstractContextManager[Any]], answer: Callable[[Any], Any]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What makes functions answer from the tape in one run, and record where it ends.
-
-        Args:
-            paused: to be entered while they run.
-            answer: is given each result, and returns it.
-        """
+    def answering(self, run: PipelineRun) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What makes functions answer from the tape in one run, and record where it ends."""
         count, inside = 0, False
 
         def answers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +82,7 @@ class EncoderCache:
                 nonlocal count, inside
                 if inside:  # called by another recorded function
                     return function(*args, **kwargs)
-                with paused():
+                with run.paused():
                     if count == len(self._results):
                         inside = True
                         try:
@@ -97,7 +91,7 @@ class EncoderCache:
                             inside = False
                     leaves, tree = self._results[count]
                     count += 1
-                    return answer(tree_unflatten(_there(leaves), tree))
+                    return run.answered(tree_unflatten(_there(leaves), tree))
 
             return functools.wraps(function)(answered)
 
@@ -105,7 +99,7 @@ class EncoderCache:
 
     def _generator(self, given: torch.Generator) -> torch.Generator:
         self._drawn += 1  # not the place on the tape, which depends on guidance
-        return torch.Generator().manual_seed(self._seed + self._drawn)
+        return torch.Generator().manual_seed(self.seed + self._drawn)
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         leaves, tree = tree_flatten(function(*args, **kwargs))
@@ -135,18 +129,11 @@ class Runner:
         self._linear = rollout.schedule == "shift_once"
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
-
-    @functools.cached_property
-    def parts(self) -> dict[str, nn.Module]:
-        """The networks of the pipeline, but for those that decode."""
-        parts = self._pipeline.components.items()
-        return {name: part for name, part in parts if isinstance(part, nn.Module) and name not in self._decoders}
-
-    @functools.cached_property
-    def _decoders(self) -> dict[str, Any]:
-        """Its VAEs: of sound, too."""
-        parts = self._pipeline.components.items()
-        return {name: part for name, part in parts if isinstance(part, nn.Module) and hasattr(part, "decode")}
+        modules: dict[str, Any] = {
+            name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)
+        }
+        self._decoders = {name: part for name, part in modules.items() if hasattr(part, "decode")}  # of sound, too
+        self.parts = {name: part for name, part in modules.items() if name not in self._decoders}
 
     @functools.cached_property
     def answering(self) -> dict[str, Callable[..., Any]]:
@@ -162,9 +149,9 @@ class Runner:
             name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
         }
 
-    def __call__(self, arguments: Mapping[str, Any], tape: EncoderCache, run: PipelineRun, seed: int) -> Any:
+    def __call__(self, arguments: Mapping[str, Any], tape: EncoderCache, run: PipelineRun) -> Any:
         """What the pipeline returns."""
-        clone, answering = copy.copy(self._pipeline), tape.answering(run.paused, run.answered)
+        clone, answering = copy.copy(self._pipeline), tape.answering(run)
         clone.__class__, facts = self._facts
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
@@ -186,8 +173,8 @@ class Runner:
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         try:
             with torch.random.fork_rng(devices=[]), run.entered():
-                torch.default_generator.manual_seed(seed)
-                return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
+                torch.default_generator.manual_seed(tape.seed)
+                return self._call(clone, **arguments, generator=torch.Generator().manual_seed(tape.seed))
         finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
             for scheduler in (own["scheduler"], *run.streams):
                 for name in STOOD_IN:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -158,7 +157,7 @@ class Trace(TorchDispatchMode):
             value for value, leaf, rowed in zip(leaves, call.leaves, call.rowed, strict=True)
             if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)
         ]  # fmt: skip
-        entry = NetworkCall(replace(call, leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
+        entry = NetworkCall(call._replace(leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
         with self.paused():
             output = answer()
         entry.outputs = [self.leaf(tensor, varies=True, made=len(self.entries)) for tensor in tensors_in(output)]
