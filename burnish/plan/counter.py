@@ -68,7 +68,6 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, _Storage] = {}
         self._phases: list[str] = []
         self._spans: list[Peak] = []
-        self._quiet = False
         self._resize: Any = torch.UntypedStorage.resize_
         self._formulas = FlopCounter().formulas
 
@@ -123,11 +122,11 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """What happens in this context counts to spans alone, and not to the phase; what is left of it counts later."""
-        before, self._quiet = self._quiet, True
+        before, self._phases = self._phases, []
         try:
             yield
         finally:
-            self._quiet = before
+            self._phases = before
 
     def repeated(self, span: Peak) -> None:
         """The same happens again."""
@@ -201,8 +200,7 @@ class LiveBytes(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def _did(self, work: Mapping[str, float]) -> None:
-        phases = () if self._quiet else self._phases[-1:]
-        for count in (self.done, *(self.peaks[name].work for name in phases)):
+        for count in (self.done, *(self.peaks[name].work for name in self._phases[-1:])):
             for kind, amount in work.items():
                 count[kind] += amount  # type: ignore[assignment]
 
@@ -256,7 +254,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _risen(self, more: Peak | None = None) -> None:
         """Look whether this is the peak of what is looked at, with ``more`` beside what is alive."""
-        peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:] if not self._quiet)]
+        peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:])]
         if not peaks:
             return
         live, host = self.live + (more.total if more else 0), sum(self._by[name] for name in IN_HOST)

@@ -157,9 +157,13 @@ class Pretending(TorchDispatchMode):
         self, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:  # fmt: skip
-        """Products of rows with the matrix of their expert, whose shapes PyTorch knows in bfloat16 alone."""
-        found: Tensor = aten._grouped_mm.default(a.bfloat16(), b.bfloat16(), offs, bias, None)
-        return self._made(*found.shape, dtype=out_dtype or a.dtype)
+        """Products of rows with the matrix of their expert, whose shapes PyTorch knows for aligned bfloat16 alone."""
+        groups = len(offs) if offs is not None else 0
+        shape = {
+            (2, 2): (groups, a.shape[0], b.shape[-1]), (2, 3): (a.shape[0], b.shape[-1]),
+            (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
+        }[a.ndim, b.ndim]  # fmt: skip
+        return self._made(*shape, dtype=out_dtype or a.dtype)
 
     def _ctc_loss(
         self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any

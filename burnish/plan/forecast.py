@@ -211,9 +211,9 @@ def _not_counted(config: RunConfig) -> Iterator[str]:
         yield "what compiled blocks keep otherwise (model.compile)"
 
 
-def sharing(pool: PoolOptions) -> int:
-    """How many processes of a pool are on one GPU at most."""
-    return min(pool.processes, int(1 / pool.gpus)) if pool.gpus and pool.gpus < 1 else 1
+def sharing(pool: PoolOptions | None) -> int:
+    """How many processes of a pool are on one GPU at most; 1 where there are no pools."""
+    return min(pool.processes, int(1 / pool.gpus)) if pool is not None and pool.gpus and pool.gpus < 1 else 1
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
@@ -250,12 +250,11 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
     scorers = scorers_of(config, samples=samples, trains=trains)
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
-    crowd = 1 if pool is None else sharing(pool)
     work = {
         phase: Work(*(float(peak.work[kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
         for phase, peak in counter.peaks.items() if phase in TIMED and not (phase == SAMPLE and vllm)
     }  # fmt: skip
-    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work, weights)
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, sharing(pool), work, weights)
 
 
 @contextmanager

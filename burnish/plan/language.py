@@ -38,7 +38,7 @@ from burnish.language.teachers import options_of
 from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
-from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
+from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
 from burnish.plan.repeats import Once
 from burnish.rewards.text.base import Response
@@ -68,12 +68,9 @@ class LanguageHalf(Half):
             samples: whether this process samples what is learned from.
         """
         super().__init__(assembly, counter)
-        self.pretending, self.samples = pretending, samples
+        self.pretending = pretending
         self.decodes = samples and not assembly.has_separate_engine
         assembly.engine = self.engine = MadeUpResponses(self)
-
-    def made_up(self, count: int) -> dict[str, Any]:
-        return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
         roles: LanguageRoles = self.assembly.roles

@@ -34,7 +34,7 @@ from burnish.plan.counter import (
     LiveBytes,
     tensors_of,
 )
-from burnish.plan.made_up import FixedScores
+from burnish.plan.made_up import FixedScores, made_up_prompts
 from burnish.plan.repeats import repeat_blocks
 from burnish.rollout.sources import join, split
 from burnish.tasks import Assembly
@@ -60,7 +60,7 @@ class Half:
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
-        raise NotImplementedError
+        return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
