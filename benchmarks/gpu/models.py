@@ -139,7 +139,7 @@ def _updates(config: Any, meter: Meter, device: str) -> list[dict[str, float]]:
     """Metrics of some updates of the run's own loop."""
     told: list[dict[str, float]] = []
     assembly = assemble(config)
-    assembly.scorer = FixedScores(config.rewards, config.mixing)
+    assembly.scorer = FixedScores(config)
     assembly.watch.mark, assembly.watch.memory = meter.during, nullcontext  # which asks the same counters
     with meter.during("load"), without_weights(), made_on(device):
         count = sum(weight.numel() for weight in {id(w): w for w in _weights(assembly)}.values())

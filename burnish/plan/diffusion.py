@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
+from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowJob
-from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
+from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import FORMS, SLIPS
 from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
@@ -27,7 +28,6 @@ from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
 from burnish.plan.repeats import Once
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -36,36 +36,18 @@ IMAGE = (1024, 1024)  # height and width of what samples begin from, where no da
 CORNER = 16  # pixels
 
 
-@dataclass(frozen=True)
-class MadeUpImages:
+class MadeUpImages(ImageFiles):
     """Images of a data set to learn from, where it is not at hand."""
 
-    records: Sequence[Any]
-    weights: Mapping[str, float]  # of scores, where the images have some
-    n: int  # images with scores of each prompt
-
-    @classmethod
-    def of(
-        cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
-    ) -> MadeUpImages:
-        """Args: ``members`` images like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
-        image = Media.encoded(grey(*pixels.shape[:2]))
-        each = [ImageRecord(prompt, (image,) * members, "made up") for prompt in prompts]
-        if weights:
-            scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
-            return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
-        return cls(each, weights, n)
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        return [record.prompt for record in self.records]
-
-    def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
-        if not self.weights:
-            return EncodedImages(self.records, engine, crop=None, shared=shared)
-        members = [member for group in self.records for member in group.members]
-        encoded = EncodedImages(members, engine, crop=None, shared=shared)
-        return ScoredImages(self.records, encoded, self.weights, self.n)
+    def __init__(self, config: FlowConfig, prompts: Sequence[Prompt], pixels: np.ndarray) -> None:
+        """Args: ``pixels`` are those of an image of the size that is learned from."""
+        self.crop, self.n, self.weights, self.groups = None, config.rollout.n, config.data.scores or {}, []
+        images = (grey(*pixels.shape[:2]),) * (2 if config.holds == "pairs" else 1)
+        self.read = [ImageRecord(prompt, images, "made up") for prompt in prompts]
+        if self.weights:
+            numbers = [(float(i),) * len(self.weights) for i in range(self.n)]
+            self.groups = [ScoredGroup(tuple(replace(one, scores=each) for each in numbers)) for one in self.read]
+            self.read = [member for group in self.groups for member in group.members]
 
 
 class GeneratorHalf(Half):
@@ -81,13 +63,11 @@ class GeneratorHalf(Half):
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
-        prompts, shades = self._prompts(count), self.assembly.dummy_sample()
-        config = self.assembly.config
-        members = {"prompts": 0, "images": 1, "pairs": 2, "scored": 1}[config.holds]
-        if not members or not isinstance(shades, np.ndarray):
-            return {"train_prompts": prompts}
-        images = MadeUpImages.of(prompts, members, shades, config.data.scores or {}, config.rollout.n)
-        return {"train_prompts": prompts, "images": images}
+        config, shades = self.assembly.config, self.assembly.dummy_sample()
+        made: dict[str, Any] = {"train_prompts": self._prompts(count)}
+        if config.holds == "prompts" or not isinstance(shades, np.ndarray):
+            return made
+        return made | {"images": MadeUpImages(config, made["train_prompts"], shades)}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""

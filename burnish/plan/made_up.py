@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
-from burnish.rewards.mixing import MixingOptions, mix
+from burnish.rewards.mixing import mix
+from burnish.rewards.scoring import Scorer
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt, Prompts
 from burnish.types.rollout import Scores
@@ -36,38 +36,29 @@ def _at_hand(reward: AnyReward) -> Any:
     return reward
 
 
-@dataclass
-class FixedScores:
+class FixedScores(Scorer):
     """A scorer that looks at nothing: the networks of rewards are not part of a forecast."""
 
-    rewards: Mapping[str, AnyReward]
-    mixing: MixingOptions
-    overlaps: bool = True
+    overlaps = True
 
-    @classmethod
-    def of(cls, config: Any) -> FixedScores:
+    def __init__(self, config: Any) -> None:
         """With the rewards of a run."""
-        return cls({label: _at_hand(reward) for label, reward in config.rewards.items()}, config.mixing)
+        rewards = {label: _at_hand(reward) for label, reward in config.rewards.items()}
+        super().__init__(rewards, config.scoring, config.mixing)
 
     def start(self) -> None:
         """Nothing to start."""
 
-    def close(self) -> None:
-        """Nothing to end."""
-
     def submit(
         self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
     ) -> Future[Scores]:
-        found: Future[Scores] = Future()
-        found.set_result(self.score(samples, prompts, inputs))
-        return found
-
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> Scores:
         scores = {
             label: [Score(i % VALUES / VALUES, numbers=dict.fromkeys(reward.numbers, 0.0)) for i in range(len(prompts))]
             for label, reward in self.rewards.items()
         }
-        return mix(self.rewards, scores, prompts, self.mixing, inputs.update)
+        found: Future[Scores] = Future()
+        found.set_result(mix(self.rewards, scores, prompts, self.mixing, inputs.update))
+        return found
 
 
 def made_up_prompts(count: int, image: tuple[int, int] | None = None) -> Prompts:
@@ -77,17 +68,13 @@ def made_up_prompts(count: int, image: tuple[int, int] | None = None) -> Prompts
         count: of them.
         image: height and width of one that each has; None is none.
     """
-    images = () if image is None else (Media.encoded(grey(*image)),)
+    images = () if image is None else (grey(*image),)
     return Prompts.of(Prompt(text=f"{WORDS}{i}", answer="1", images=images) for i in range(count))
 
 
-def grey(height: int, width: int) -> bytes:
-    """A grey image as PNG."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), "grey").save(file, "PNG")
-    return file.getvalue()
+def grey(height: int, width: int) -> Media:
+    """A grey image."""
+    return Media.array(np.full((height, width, 3), 128, np.uint8))
 
 
 TEXT = 128  # tokens of text beside what a prompt shows, where no limit on its length leaves more
@@ -165,7 +152,7 @@ def _length(model: Any, prompt: Prompt) -> int:
 
 
 def _prompt(data: LanguageDataOptions, shape: Shape) -> Prompt:
-    images = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),) if shape.side else ()
+    images = (grey(shape.side, shape.side),) if shape.side else ()
     videos: tuple[Media, ...] = ()
     sounds: tuple[Media, ...] = ()
     if shape.frames:

@@ -258,7 +258,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
 def load(assembly: Assembly, counter: LiveBytes, half: Half, *, trains: bool = True) -> None:
     """Load what a process has, with stand-ins for scores, and for prompts where they are not on this machine."""
     config = assembly.config
-    assembly.scorer = FixedScores.of(config)  # type: ignore[assignment]
+    assembly.scorer = FixedScores(config)
     try:
         _ = assembly.train_prompts, assembly.val_prompts
     except (UserError, OSError):
