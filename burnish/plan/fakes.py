@@ -12,7 +12,7 @@ each row, int8 one more byte for a row's zero.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
 from burnish.plan.counter import DEVICE, META, device_of, tensors_in
-from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged, process_group
+from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_group
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
@@ -261,33 +261,15 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 T = TypeVar("T")
 
 
-class PretendRanks(Ranks):
-    """Ranks that all do what this one does."""
+class PretendRanks(ProcessRanks):
+    """Ranks that all do what this one does, in a process group whose collectives do nothing."""
 
-    timeout = 1.0
-
-    def __init__(self, size: int, group: Any = None) -> None:
-        self.size, self.group = size, group
-
-    def in_contexts(self, size: int) -> Ranks:
-        import torch.distributed as dist
-
-        found = PretendRanks(self.size)
-        if size > 1:
-            if size < self.size:
-                found._rows = PretendRanks(self.size // size, dist.new_group(list(range(0, self.size, size))))
-            else:
-                found._rows = SINGLE_RANK
-            found._context = PretendRanks(size, dist.new_group(list(range(size))))
-        return found
+    sum, max, each, first, clone_group = Ranks.sum, Ranks.max, Ranks.each, Ranks.first, Ranks.clone_group
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
 
     to_first = gather
-
-    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        return exchanged(pieces, counts, self.group)
 
 
 @contextmanager
@@ -299,7 +281,7 @@ def pretend_ranks(size: int) -> Iterator[Ranks]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with process_group("fake", FakeStore(), size):
-        yield PretendRanks(size)
+        yield PretendRanks(timeout=1.0)
 
 
 BLOCK, NESTED = 64, 256  # weights of a scale, and scales of a scale, of NormalFloat

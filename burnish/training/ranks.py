@@ -145,13 +145,14 @@ class ProcessRanks(Ranks):
         if size == 1:
             return self
         groups, wait = torch.arange(self.size).view(-1, size), timedelta(seconds=self.timeout)
-        found = ProcessRanks(self.timeout, self.group)
+        kind = type(self)
+        found = kind(self.timeout, self.group)
         context, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
-        found._context = ProcessRanks(self.timeout, context)
+        found._context = kind(self.timeout, context)
         found._rows = SINGLE_RANK
         if len(groups) > 1:
             rows, _ = dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)
-            found._rows = ProcessRanks(self.timeout, rows)
+            found._rows = kind(self.timeout, rows)
         return found
 
     def clone_group(self) -> Ranks:
