@@ -354,7 +354,7 @@ def stored_in_fewer_bits() -> Iterator[None]:
     from burnish.models import quantization
 
     stored: tuple[Precision, ...] = ("nf4", "int8", "fp8")
-    ours = {name: partial(_store, precision=name) for name in stored}
+    ours: dict[str, Any] = {name: partial(_store, precision=name) for name in stored}
     usable = patch.object(quantization, "quantization_complaint", lambda precision: "")
-    with usable, patch.object(quantization, "QUANTIZERS", {**quantization.QUANTIZERS, **ours}):
+    with usable, patch.object(quantization, "QUANTIZERS", quantization.QUANTIZERS | ours):
         yield
