@@ -81,12 +81,6 @@ class Half:
         """Prompts with so many rows each that fill a micro-batch."""
         raise NotImplementedError
 
-    def groups(self) -> int:
-        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
-        config = self.assembly.config
-        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        return math.ceil(max(self.learned_at_once(max(config.samples // config.records, 1)), sampled))
-
     def caches(self) -> Any:
         """Tensors that are kept from one batch to the next, in CPU memory."""
         return ()
@@ -296,7 +290,9 @@ def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int 
     """
     config, processes = assembly.config, processes or assembly.sampling_ranks.size
     batches, full = config.batches_per_update, config.data.train_batch_size
-    groups = min(half.groups(), math.ceil(config.records / processes)) * processes
+    sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+    learned = half.learned_at_once(max(config.samples // config.records, 1))
+    groups = math.ceil(min(max(learned, sampled), config.records / processes)) * processes
     config.data.train_batch_size = min(math.ceil(groups / batches), full)
     config.rollout.filter_groups = None
     times = float(full / config.data.train_batch_size)
