@@ -112,6 +112,9 @@ def _show(pool: PoolForecast, memory: int | None) -> None:
 
 def _show_seconds(pool: PoolForecast, speed: Speed) -> None:
     """A row for each phase of an update: how long a GPU takes at least, and what for."""
+    from burnish.plan.counter import KERNELS, MOVED, OPERATIONS
+    from burnish.plan.forecast import seconds_of
+
     if not pool.work:
         return
     each = f"{speed.tflops:g} TFLOP/s, {speed.bandwidth:g} GB/s, {speed.launch:g} µs a kernel"
@@ -119,7 +122,7 @@ def _show_seconds(pool: PoolForecast, speed: Speed) -> None:
     names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels")
     terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))
     for phase, work in pool.work.items():
-        seconds, bound = work.seconds(speed)
-        figures = f"{work.operations / 1e12:12,.0f}{work.bytes / 1e9:12,.0f}{work.kernels:12,.0f}"
+        seconds, bound = seconds_of(work, speed)
+        figures = f"{work[OPERATIONS] / 1e12:12,.0f}{work[MOVED] / 1e9:12,.0f}{work[KERNELS]:12,.0f}"
         terminal.say(f"{phase:18}{seconds:12.1f}{bound:>12}{figures}")
     terminal.say()

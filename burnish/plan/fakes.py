@@ -174,9 +174,6 @@ class Pretending(TorchDispatchMode):
         return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
-        if not any(one is not None and one.dtype == torch.bool for one in indices):
-            found: Tensor = aten.index.Tensor(value, indices)
-            return found
         places: list[Tensor | None] = []
         for one in indices:
             if one is None or one.dtype != torch.bool:
@@ -185,7 +182,7 @@ class Pretending(TorchDispatchMode):
                 places += [self._made(one.numel()) for _ in range(one.ndim)]
             else:
                 places += list(one.nonzero().unbind(1))
-        found = aten.index.Tensor(value, places)
+        found: Tensor = self._direct(aten.index.Tensor, (FakeTensor,), (value, places), {})
         return found
 
 

@@ -66,23 +66,15 @@ AWAKE = (BASELINE, SAMPLE, VALIDATE, SYNC)  # phases in which a vLLM that sleeps
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a phase does on one GPU."""
-
-    operations: float  # of products, convolutions and attention
-    kernels: float
-    bytes: float  # that kernels read and write
-
-    def seconds(self, speed: Speed) -> tuple[float, str]:
-        """How long a GPU takes at least, and what bounds it."""
-        times = {
-            "operations": self.operations / (speed.tflops * 1e12),
-            "memory": self.bytes / (speed.bandwidth * 1e9),
-            "launches": self.kernels * speed.launch * 1e-6,
-        }
-        name = max(times, key=lambda one: times[one])
-        return times[name], name
+def seconds_of(work: Mapping[str, float], speed: Speed) -> tuple[float, str]:
+    """How long a GPU takes at least for the work of a phase, and what bounds it."""
+    times = {
+        "operations": work[OPERATIONS] / (speed.tflops * 1e12),
+        "memory": work[MOVED] / (speed.bandwidth * 1e9),
+        "launches": work[KERNELS] * speed.launch * 1e-6,
+    }
+    name = max(times, key=lambda one: times[one])
+    return times[name], name
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class PoolForecast:
     uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
-    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; not of vLLM
+    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by phase, of an update; not of vLLM
     weights: tuple[int, int] = (0, 0)  # of the networks that ranks share: learned and frozen ones
 
     @property
@@ -250,10 +242,8 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
     scorers = scorers_of(config, samples=samples, trains=trains)
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
-    work = {
-        phase: Work(*(float(peak.work[kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
-        for phase, peak in counter.peaks.items() if phase in TIMED and not (phase == SAMPLE and vllm)
-    }  # fmt: skip
+    timed = set(TIMED) - ({SAMPLE} if vllm else set())
+    work = {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed}
     return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, sharing(pool), work, weights)
 
 

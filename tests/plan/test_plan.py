@@ -218,10 +218,10 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
         batch, _ = assembly.workers.compute_advantages(assembly.workers.compute_logprobs(scored))
         with FlopCounter() as learned:
             assembly.workers.update(batch, 2)
-    assert work["sample"].operations == pytest.approx(sampled.cost.forward, rel=near)
-    update = work["update, forward"].operations + work["update, backward"].operations
+    assert work["sample"]["operations"] == pytest.approx(sampled.cost.forward, rel=near)
+    update = work["update, forward"]["operations"] + work["update, backward"]["operations"]
     assert update == pytest.approx(learned.cost.forward, rel=0.02)
     said = plan(run.recipe, *run.options, "tflops=0.001", "launch=0.001").said
     seconds = float(re.search(r"^sample +([\d.]+) +operations", said, re.MULTILINE)[1])
-    assert seconds == pytest.approx(work["sample"].operations / 1e9, rel=0.2, abs=0.1)
+    assert seconds == pytest.approx(work["sample"]["operations"] / 1e9, rel=0.2, abs=0.1)
     assert "tflops is 0" in burnish("plan", run.recipe, "tflops=0", status=2).message
