@@ -1,7 +1,7 @@
 """The commands: each is a function of a module here, whose signature and docstring are its command line.
 
-Their heads alone are read, since the modules import what takes seconds. ``name (-n, --flag WORD): help`` in a docstring
-says how a parameter is written; ``Annotated[int, 1, 100]`` has the least and the most of a number.
+They are read as text, since the modules import what takes seconds. ``name (-n, --flag WORD): help`` in a docstring says
+how a parameter is written; ``Annotated[int, 1, 100]`` has the least and the most of a number.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from burnish.utils.errors import UserError
 from burnish.utils.terminal import progress
 
 WIDTH = 78  # of help, for a terminal of 80 columns
+KINDS: dict[str, Any] = {
+    "Annotated": Annotated, "Literal": Literal, "Sequence": Sequence, "bool": bool, "float": float, "int": int,
+    "str": str, "tuple": tuple,
+}  # fmt: skip
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -47,19 +52,26 @@ class Verb:
     says: str = ""  # before the module is imported, which may take a second
 
     @cached_property
-    def _stub(self) -> Any:
-        """The function without its body: to import its module may take a second."""
+    def _signature(self) -> tuple[inspect.Signature, str]:
+        """Parameters of the function with their types, and its docstring."""
         module, _, name = self.place.partition(":")
         tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
         function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-        function.body = function.body[:1]  # its docstring
-        known: dict[str, Any] = {"Annotated": Annotated, "Literal": Literal, "Sequence": Sequence}
-        exec(compile(ast.Module([function], []), module, "exec", dont_inherit=True), known)
-        return known[name]
+        given = function.args
+        defaults = [*[None] * (len(given.args) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+        parameters = [
+            inspect.Parameter(
+                one.arg, inspect.Parameter.KEYWORD_ONLY if one in given.kwonlyargs else POSITIONAL,
+                default=inspect.Parameter.empty if default is None else ast.literal_eval(default),
+                annotation=_type(one.annotation),
+            )
+            for one, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True)
+        ]  # fmt: skip
+        return inspect.Signature(parameters), ast.get_docstring(function) or ""
 
     def section(self, title: str) -> str:
         """A part of the docstring; "" is the description."""
-        parts = re.split(r"\n\n(Args|Examples|Returns):\n", inspect.getdoc(self._stub) or "")
+        parts = re.split(r"\n\n(Args|Examples|Returns):\n", self._signature[1])
         return dict(zip(["", *parts[1::2]], parts[::2], strict=True)).get(title, "")
 
     @property
@@ -79,7 +91,7 @@ class Verb:
         helps = {
             name: (written, " ".join(help.split())) for name, written, help in _ARGUMENT.findall(self.section("Args"))
         }
-        for parameter in inspect.signature(self._stub).parameters.values():
+        for parameter in self._signature[0].parameters.values():
             written, help = helps[parameter.name]
             names, options = _argument(parameter, written)
             default = options.get("default")
@@ -103,6 +115,16 @@ def _examples(text: str) -> str:
     if max(map(len, lines)) > WIDTH:
         lines = [re.sub(r"(?<=\S) {2,}", "\n      ", line) for line in lines]
     return "\n".join(lines)
+
+
+def _type(node: Any) -> Any:
+    """An annotation, of which nothing is run."""
+    if isinstance(node, ast.BinOp):
+        return _type(node.left) | _type(node.right)
+    if isinstance(node, ast.Subscript):
+        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return KINDS[ast.unparse(node.value)][tuple(map(_type, inside))]
+    return KINDS[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], dict[str, Any]]:
