@@ -171,7 +171,7 @@ class GeneratorHalf(Half):
                 return trace
             span, trace = alike[-1]
             self.counter.repeated(span)
-            node = branches.within[:, 1:][plan.recorded].view_as(trace.time)
+            node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(trace.time)
             return replace(trace.select(range(len(trace))), conditioning=conditioning.select(rows), node=node)
 
         return denoised
