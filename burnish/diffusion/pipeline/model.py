@@ -278,8 +278,11 @@ class PipelineModel(LoadedPipeline):
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
         return self._run(self.arguments.of(request, guidance), self._tape(request, guidance), run)
 
-    def recorded(self, request: Requests, guidance: float, run: RecordedRun) -> Program:
-        """A run that is recorded."""
+    def recorded(
+        self, request: Requests, guidance: float, tables: Callable[[str, Tensor], Tensor] | None = None
+    ) -> Program:
+        """A run that is recorded; see ``program``."""
+        run = RecordedRun(self.forwards, self.device, tables)
         with torch.no_grad(), explained(self.class_name):
             return Program(run, self.run(request, guidance, run))
 
@@ -291,9 +294,8 @@ class PipelineModel(LoadedPipeline):
         shape = request.height, request.width, request.steps, guidance, time
 
         def made() -> Program:
-            run = RecordedRun(self.forwards, self.device, tables)
             if request.prompts[0].images or request.prompts[0].inputs or tables is not None:
-                return self.recorded(request, guidance, run)
+                return self.recorded(request, guidance, tables)
             known = self._known.setdefault(shape, {})
             answers = next((one.answers for one in known.values()), 0)
             leaves = self._encoded(request, guidance, answers)
@@ -301,7 +303,7 @@ class PipelineModel(LoadedPipeline):
             if like is not None and like.confirmed:
                 with suppress(ControlFlowChanged):
                     return like.of(leaves)
-            program = self.recorded(request, guidance, run)
+            program = self.recorded(request, guidance)
             if like is not None:
                 like.confirmed = alike(like.parts, program.parts)
             elif program.generic and len(known) < LATEST:
