@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust: no Exception, and its class has no public name
             raise
-        _complain(UserError(f"a tokenizer gave up ({error}); one of its files is damaged: fetch the model again"))
+        _complain(UserError(f"a tokenizer gave up ({error}); one of its files is damaged: download the model again"))
         code = 2
     if argv is None:
         ignore_further_signals()  # a signal while Python exits would change the exit code

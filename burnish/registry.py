@@ -342,7 +342,9 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
     own = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
     loose = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is not one.empty]
     if loose:
-        raise UserError(f"{path_of(function)}: parameter {loose[0]} is no option; write *, before it to make it one")
+        raise UserError(
+            f"{path_of(function)}: parameter {loose[0]} is not an option; write *, before it to make it one"
+        )
     bare = [one.name for one in own if one.annotation is one.empty]
     if bare:
         raise UserError(f"{path_of(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")

@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     if min(options.vae_steps, options.steps) < 1:
         parser.error("--vae-steps and --steps must be 1 or more")
     if options.go_on and options.vae_steps != VAE_STEPS:
-        parser.error("--vae-steps is never read with --go-on, which keeps the VAE that is there; leave it out")
+        parser.error("--vae-steps is never read with --go-on, which keeps the VAE that is there; remove it")
     if options.go_on and not (options.output / "model").is_dir():
         parser.error(f"--go-on finds no model/ in {options.output}; train one without it first")
     console = Console(highlight=False)

@@ -132,7 +132,7 @@ def read_tensors(files: Iterable[Path]) -> dict[str, SavedTensor]:
                 found[name] = replace(known, chunks=known.chunks + part.chunks)
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{file} is no file of tensors of a run: {error}; nothing of it was executed; use another checkpoint"
+                f"{file} is not a file of tensors of a run: {error}; nothing of it was executed; use another checkpoint"
             ) from None
     for name, tensor in found.items():
         if sum(math.prod(chunk.shape) for chunk in tensor.chunks) != tensor.shape.numel():

@@ -85,7 +85,7 @@ def board(folder: str = "runs", *, port: Annotated[int, 0, 65535] = 8010) -> int
     """
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
-        raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
+        raise UserError(f"FOLDER is {folder}, which is not a folder; give the one in which runs are, such as runs")
     with closing(bound(HOST, port)) as listening:
         port = listening.getsockname()[1]
         print(f"The board of {root} is at http://{HOST}:{port}/; Ctrl-C ends it", flush=True)
@@ -274,7 +274,7 @@ def _text(content: str, kind: str, request: Request) -> Response:
 def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is not None and not (text.isdecimal() and len(text) <= 12):
-        raise HTTPException(400, f"{name} is {text!r:.40}, which is no number")
+        raise HTTPException(400, f"{name} is {text!r:.40}, which is not a number")
     return None if text is None else int(text)
 
 

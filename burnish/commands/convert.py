@@ -245,7 +245,7 @@ class Conversion:
             if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
                 continue
             for name in [name for name, written in self.written.items() if written in self._stated_of(option)]:
-                self.lost[name] = f"{option} is no option of {tree['algorithm']['name']}"
+                self.lost[name] = f"{option} is not an option of {tree['algorithm']['name']}"
             del self.options[option]
 
     def lines(self) -> Iterator[str]:

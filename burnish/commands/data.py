@@ -47,7 +47,7 @@ def data(
         recipe (RECIPE): show: read a file as this recipe does (quickstart)
     """
     refused = {
-        "list": (source is not None, "burnish data list takes nothing more; leave it out"),
+        "list": (source is not None, "burnish data list takes nothing more; remove it"),
         "prepare": (bool(overrides) or recipe is not None, "options and --recipe belong to: burnish data show"),
         "show": (output is not None, "--output belongs to: burnish data prepare"),
     }
@@ -65,7 +65,7 @@ def data(
     if action == "show":
         return _show(source, overrides, limit, recipe)
     if source not in SETS:
-        raise UserError(f"{source} is no set that Burnish knows; sets are {', '.join(SETS)}")
+        raise UserError(f"{source} is not a set that Burnish knows; sets are {', '.join(SETS)}")
     for path, count in prepare(source, FOLDER if output is None else checked_path(output, "--output")):
         terminal.say(f"{count} records in {path}")
     terminal.say(f"Licence: {SETS[source].licence}")

@@ -122,8 +122,7 @@ def _refuse_unread(overrides: Sequence[str]) -> None:
     for option in read_overrides(overrides):
         if not _READ.match(option):
             raise ConfigError(
-                f"{option} is given, but eval never reads it: it is an option of training; leave it out, or train "
-                "with it"
+                f"{option} is given, but eval never reads it: it is an option of training; remove it, or train with it"
             )
 
 

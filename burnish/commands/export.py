@@ -89,7 +89,7 @@ def write_export(
         UserError: the folder is not empty, or there is no such run or adapter.
     """
     if dtype is not None and what == "lora":
-        raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
+        raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; remove it")
     check_output(checked_path(output, "--output"), "export")
     # adapters are merged into the weights of model.path, not into a quantised copy of them
     unquantised = ["model.quantization=null"] if what == "merged" else []

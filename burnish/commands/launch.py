@@ -126,7 +126,7 @@ def split(option: str, text: str) -> list[str]:
     try:
         nodes: Any = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{option} is {text}, which is no list of values, as a,b is: {error}") from None
+        raise ConfigError(f"{option} is {text}, which is not a list of values, as a,b is: {error}") from None
     return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes.value]
 
 

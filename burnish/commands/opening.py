@@ -156,7 +156,7 @@ def _adapter_options(adapter: str, task: str) -> list[str]:
 
     folder, option = checked_path(adapter, "the adapter of SOURCE"), "the adapter of SOURCE"
     if not folder.is_dir():
-        raise UserError(f"SOURCE has the adapter {adapter}, which is no folder; give MODEL+FOLDER")
+        raise UserError(f"SOURCE has the adapter {adapter}, which is not a folder; give MODEL+FOLDER")
     networks: tuple[str, ...] = ()
     if task == DEFAULT:
         networks = tuple(one.name for one in folder.iterdir() if one.is_dir()) or NETWORKS[:1]

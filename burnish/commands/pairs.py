@@ -61,7 +61,7 @@ def pairs(
     """
     for option, value, reader in (("--margin", margin, "pairs"), ("--at-least", least, "sft")):
         if value and form != reader:
-            raise UserError(f"{option} is read by --form {reader} alone, and --form is {form}; leave it out")
+            raise UserError(f"{option} is read by --form {reader} alone, and --form is {form}; remove it")
     folder = RunFolder(checked_path(run, "RUN"))
     kept = folder.validation_samples if validation else folder.samples
     if not kept.is_dir():

@@ -72,7 +72,7 @@ def push(
     if dry_run and output is None:
         raise UserError("--dry-run is given without --output, the folder that would be sent; give one")
     if not is_repository(to) or len(to) > 96 or to.endswith((".git", ".ipynb")) or ".." in to or "--" in to:
-        raise UserError(f"--to is {to!r:.120}, which is no name on the hub; give ORGANISATION/NAME or USER/NAME")
+        raise UserError(f"--to is {to!r:.120}, which is not a name on the hub; give ORGANISATION/NAME or USER/NAME")
     path = checked_path(run, "RUN")
     folder = RunFolder(path.parent.parent if path.parent.name == "checkpoints" else path)
     config = read_configuration(folder.config)

@@ -79,7 +79,7 @@ def sample(
     if not prompts and prompt_file is None:
         raise UserError("no prompt is given; give prompts in quotes, or --prompt-file FILE")
     if not all(text.strip() for text in prompts):
-        raise UserError("a prompt is empty; write one, or leave it out")
+        raise UserError("a prompt is empty; write one, or remove it")
     if option := next((text for text in prompts if OPTION.fullmatch(text)), None):
         raise UserError(
             f"{option!r:.80} is an option of a recipe, which sample doesn't take; use its own (burnish sample --help), "
@@ -95,9 +95,7 @@ def sample(
     assembly, _ = open_model(source, overrides=options) or open_run(source, options)
     config, generates = assembly.config, assembly.config.task == DEFAULT
     if generates and (videos or audios):
-        raise UserError(
-            "--video and --audio are for language models; leave them out, or give a --prompt-file with them"
-        )
+        raise UserError("--video and --audio are for language models; remove them, or give a --prompt-file with them")
     if not generates and (changes or prompt_file):
         raise UserError(
             "--steps, --guidance, --solver, --height, --width, --frames and --prompt-file are for generators; leave "

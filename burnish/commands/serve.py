@@ -167,11 +167,11 @@ def _problems(config: ServiceConfig) -> Iterator[str]:
                 "it out, and set it for that run's reward remote"
             )
         if asked := reward.required_fields():
-            yield f"rewards.{label} asks for {', '.join(asked)}, which clients don't send; leave it out"
+            yield f"rewards.{label} asks for {', '.join(asked)}, which clients don't send; remove it"
     if not any(reward.counts for reward in config.rewards.values()):
         yield "no reward with a weight is given; name one, as in: burnish serve-reward ocr"
     if config.scoring.max_failures is not None:
-        yield "scoring.max_failures ends a run, not a service; leave it out"
+        yield "scoring.max_failures ends a run, not a service; remove it"
 
 
 def _kinds(name: str) -> list[str]:

@@ -48,7 +48,7 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
     resolved = load(recipe, options)
     lines = explained(resolved)
     if missing := set(sections) - {line.path for line in lines}:
-        raise UserError(f"{min(missing)} is no section of this run; burnish config RECIPE shows all")
+        raise UserError(f"{min(missing)} is not a section of this run; burnish config RECIPE shows all")
     if sections or changed:
         asked = [
             line.path for line in lines
@@ -141,7 +141,7 @@ def runs(folder: str = "runs") -> int:
 
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
-        raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
+        raise UserError(f"FOLDER is {folder}, which is not a folder; give the one in which runs are, such as runs")
     rows = run_rows(find_runs(root))
     if not rows:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")

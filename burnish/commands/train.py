@@ -221,7 +221,7 @@ def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore)
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
             raise UserError(
                 f"{folder.checkpoints} has checkpoints, but none of them is complete, so the run can't resume; "
-                "give another output_dir, or delete them to start anew"
+                "give another output_dir, or delete them to start over"
             )
         # without a checkpoint, options may differ from those of the earlier attempt
         return None

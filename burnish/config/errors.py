@@ -137,7 +137,7 @@ def _owner(location: Sequence[str], context: Context) -> str:
         return ""
     return (
         f"{location[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it; "
-        f"leave it out, or choose {article} {word} that does"
+        f"remove it, or choose {article} {word} that does"
     )
 
 

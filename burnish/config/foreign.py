@@ -200,7 +200,7 @@ def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., A
             return value(node.value)[value(node.slice)]
         case ast.Call() if (function := functions.get(ast.unparse(node.func))) is not None:
             return function(*map(value, node.args))
-    raise ValueError(f"{ast.unparse(node)} is no value")
+    raise ValueError(f"{ast.unparse(node)} is not a value")
 
 
 def read(path: Path, function: str | None, defaults: Options) -> list[Options]:

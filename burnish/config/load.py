@@ -195,7 +195,7 @@ def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> di
         ConfigError: an option takes back what is not there, or two say the same thing.
     """
     if "steps" in given and given.get("data.epochs") is not None:
-        raise ConfigError("steps and data.epochs are both given, and each says how long the run is; leave one out")
+        raise ConfigError("steps and data.epochs are both given, and each says how long the run is; remove one")
     tree: dict[str, Any] = {}
     for file, layer in reversed(layers):
         if "steps" in layer and at(layer, "data", "epochs") is None and at(tree, "data", "epochs") is not None:

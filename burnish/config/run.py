@@ -108,7 +108,7 @@ class TrackersOptions:
         return [
             (
                 getattr(getattr(self, name), option) != getattr(plain, option),
-                f"trackers.{name}.{option} is given, but {name} has no such thing; leave it out",
+                f"trackers.{name}.{option} is given, but {name} has no such thing; remove it",
             )
             for name in self.libraries()
             for option in LACKS.get(name, ())
@@ -454,7 +454,7 @@ class RunConfig(ABC):
             (
                 len(compared) == 1 and needs.each_reward,
                 f"algorithm.advantage_aggregation is each, but {', '.join(compared)} is the only reward with a weight: "
-                "there is nothing to sum; leave it out",
+                "there is nothing to sum; remove it",
             ),
             *(
                 (

@@ -255,7 +255,7 @@ def check_place(config: RunConfig) -> None:
     if Path(config.output_dir).resolve() != path.parent.resolve():
         raise UserError(
             f"{path} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
-            f"here; give output_dir={path.parent} to go on with that run, or a new one to begin anew with its options"
+            f"here; give output_dir={path.parent} to go on with that run, or a new one to start over with its options"
         )
 
 

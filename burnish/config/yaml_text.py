@@ -100,12 +100,12 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     for option, value in (leaf for argument in arguments for leaf in _leaves(*split(argument))):
         before = values.setdefault(option, value)
         if before is not value and (type(before) is not type(value) or before != value):  # true is not 1
-            raise ConfigError(f"{option} is given twice, as {show(before)} and as {show(value)}; leave one out")
+            raise ConfigError(f"{option} is given twice, as {show(before)} and as {show(value)}; remove one")
     for option, value in values.items():
         above = next((other for other in values if option.startswith(other + ".") and values[other] != {}), None)
         if above is not None:
             raise ConfigError(
-                f"{above}={show(values[above])} and {option}={show(value)} contradict each other; leave one out"
+                f"{above}={show(values[above])} and {option}={show(value)} contradict each other; remove one"
             )
     return values
 
@@ -117,7 +117,7 @@ def split(argument: str) -> tuple[str, Any]:
         raise ConfigError(f"{argument!r} is not an option: it has no '='; write option=value, as in seed=1")
     if not _OPTION.fullmatch(option):
         raise ConfigError(
-            f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
+            f"{argument!r} is not an option: {option!r} is not a name; write option=value, as in rollout.n=8"
         )
     if not text.strip():
         raise ConfigError(

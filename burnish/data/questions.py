@@ -141,7 +141,7 @@ def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDat
         raise data_error(
             [f"{length} tokens: {name}" for length, name in longer],
             f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
-            "leave them out with data.overlong=filter",
+            "remove them with data.overlong=filter",
         )
     return prompts.take(kept)
 

@@ -282,7 +282,7 @@ def _saved(path: Path) -> Iterator[dict[str, Any]]:
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
         raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
-    with understood(f"{path} is no file, and no folder that save_to_disk of the datasets library wrote"):
+    with understood(f"{path} is neither a file nor a folder that save_to_disk of the datasets library wrote"):
         return rows_of(datasets.Dataset.load_from_disk(str(path)), str(path))
 
 

@@ -69,7 +69,7 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
     """
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):  # what is missing in a table of pandas, for one
-            raise ValueError(f"{key!r} is {value}, no number to compare with; take it out, or write text")
+            raise ValueError(f"{key!r} is {value}, no number to compare with; remove it, or write text")
         return str(value)
     if not isinstance(value, str):
         raise ValueError(f"{key!r} is {shown(value)}; it must be text")
@@ -168,7 +168,7 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
     absent += [("input_keys", key) for key in getattr(options, "input_keys", ()) if key not in inputs]
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
-        "leave it out"
+        "remove it"
         for option, key in absent
         if key is not None
     ]
@@ -237,6 +237,6 @@ def _compiled(template: str) -> Any:
         return sandbox.from_string(text)
     except TemplateSyntaxError as error:
         raise UserError(
-            f"data.template is {Path(template).name if text is not template else template!r}, which is no Jinja "
-            f"template: {error.message} (line {error.lineno}); mend it"
+            f"data.template is {Path(template).name if text is not template else template!r}, which is not a Jinja "
+            f"template: {error.message} (line {error.lineno}); fix it"
         ) from None

@@ -164,7 +164,7 @@ class FlowConfig(RunConfig):
             (
                 size != AUTO and size < together,
                 f"trainer.micro_batch_size is {size}, but {name} compares {together} samples in one loss, which stay "
-                f"together; raise it to {together} or more, or leave it out",
+                f"together; raise it to {together} or more, or remove it",
             ),
             (
                 needs.data == "images" and self.supervised is not None,
@@ -201,7 +201,7 @@ class FlowConfig(RunConfig):
             yield (
                 f"rollout.cache_interval is {self.rollout.cache_interval}, but the networks run at each of the {steps} "
                 "steps (rollout.num_inference_steps): at the first two, the last, and those that are learned from "
-                "(algorithm.window); learn from fewer, or leave it out"
+                "(algorithm.window); learn from fewer, or remove it"
             )
 
     def _gradients(self) -> Iterator[str]:

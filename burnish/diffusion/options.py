@@ -79,7 +79,7 @@ class ModelOptions(CommonModelOptions):
             (
                 self.offload and run.algorithm.needs().reward_gradients,
                 f"model.offload is true, but {run.algorithm.name} follows gradients of rewards through the VAE, which "
-                "has to stay on the GPU for that; leave it out",
+                "has to stay on the GPU for that; remove it",
             ),
             (
                 self.offload and text not in (None, "fp8_cast"),
@@ -133,7 +133,7 @@ class CandidateOptions:
             ),
             (
                 needs.tree,
-                f"{own} is given, but {name} learns from complete trees of samples; leave it out",
+                f"{own} is given, but {name} learns from complete trees of samples; remove it",
             ),
             (
                 fewer is not None and fewer >= steps,

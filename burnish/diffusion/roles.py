@@ -197,7 +197,7 @@ class FlowRoles(TrainedRoles):
         if absent := [name for name in self.trained if name not in state]:
             raise UserError(
                 f"the checkpoint has no weights of {absent[0]}, which algorithm keeps beside the policy that learns; "
-                "leave it out, or begin a new run from exported weights"
+                "remove it, or begin a new run from exported weights"
             )
         super().load_state_dict(state)
         self._as_policy = {name for name in self.needs.lagged if state[SAME][name]}

@@ -73,7 +73,9 @@ class Agent(Environment):
 
     def check(self) -> None:
         if shutil.which(self.command[0]) is None:
-            raise UserError(f"environment.command begins with {self.command[0]!r}, which is no program that can be run")
+            raise UserError(
+                f"environment.command begins with {self.command[0]!r}, which is not a program that can be run"
+            )
 
     def close(self) -> None:
         if address := vars(self).pop("address", None):

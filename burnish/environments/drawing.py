@@ -47,7 +47,7 @@ class Draw:
 
     @staticmethod
     def check(path: str, **_: Any) -> None:
-        """Refuse a directory that is no pipeline, before anything is loaded."""
+        """Refuse a directory that is not a pipeline, before anything is loaded."""
         from burnish.diffusion.options import ModelOptions
         from burnish.diffusion.pipeline.loading import read_index
 

@@ -93,7 +93,7 @@ class Tools(Environment):
         own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"
         if not isinstance(tool, type):
             if own:
-                raise UserError(f"{option} is given, but {self.functions[name]} is no class, which would take it")
+                raise UserError(f"{option} is given, but {self.functions[name]} is not a class, which would take it")
             return
         if "__call__" not in vars(tool):
             raise UserError(f"environment.functions.{name} is {self.functions[name]}, which has no __call__ of its own")

@@ -74,7 +74,7 @@ class SanityCheck:
     @model_validator(mode="after")
     def _is_read(self) -> Self:
         if self.form != "{}" and self.kind != "answers":
-            raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; leave it out")
+            raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; remove it")
         if "{}" not in self.form:
             raise ValueError(f"form is {self.form!r}, which has no {{}} in the place of the answer")
         return self
@@ -194,10 +194,10 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
     except ConfigError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{path} is no suite: it must contain options, such as 'prompts: my.jsonl'")
+        raise UserError(f"{path} is not a suite: it must contain options, such as 'prompts: my.jsonl'")
     given = dict(overrides or {})
     if further := sorted({"folder", "changed"} & tree.keys()):
-        raise UserError(f"{path} has {further[0]}, which is no option of a suite; leave it out")
+        raise UserError(f"{path} has {further[0]}, which is not an option of a suite; remove it")
     pinned = [option for option in given if option.partition(".")[0] in PINNED]
     beside = {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
     tree = merge({"name": path.stem} | tree, nest(given)) | beside
@@ -255,9 +255,9 @@ def _contradictions(suite: Suite) -> list[str]:
             problems.append(f"sanity_checks of kind {check.kind} are not for task {suite.task}")
     other = "responding" if suite.task == DEFAULT else "drawing"
     if asdict(getattr(suite, other)) != asdict((Responding if other == "responding" else Drawing)()):
-        problems.append(f"{other} is never read for task {suite.task}; leave it out")
+        problems.append(f"{other} is never read for task {suite.task}; remove it")
     if suite.instruction and suite.task == DEFAULT:
-        problems.append(f"instruction is never read for task {suite.task}; leave it out")
+        problems.append(f"instruction is never read for task {suite.task}; remove it")
     if not any(reward.weight for reward in suite.scorers.values()):
         problems.append("every scorer has weight 0, so that nothing would be scored; give one a weight")
     return problems

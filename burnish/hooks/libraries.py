@@ -93,7 +93,7 @@ def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> An
 
 
 def _rows(step: int, samples: Sequence[Sample], media: Sequence[Any] = ()) -> list[list[Any]]:
-    """Samples as rows of ``COLUMNS``: what was generated, or its file's name where it is no medium there."""
+    """Samples as rows of ``COLUMNS``: what was generated, or its file's name where it is not a medium there."""
     outputs = [output_of(sample) if medium is None else medium for sample, medium in zip_longest(samples, media)]
     return [[step, one.prompt, output, one.reward] for one, output in zip(samples, outputs, strict=True)]
 

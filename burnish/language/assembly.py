@@ -281,7 +281,7 @@ class LanguageAssembly(Assembly):
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
                 f"data.workers is {config.data.workers}, but no record shows or plays anything that processes "
-                "could read ahead; leave it out"
+                "could read ahead; remove it"
             )
         check_tokens_of(self.responses, lambda: self._reader)
         here = config.runtime == "local" and self.ranks.size == 1  # else ranks share the work

@@ -287,7 +287,7 @@ class LanguageConfig(RunConfig):
         return [
             (
                 by_turn and not talks,
-                "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out",
+                "algorithm.turn_rewards is true, but there is no environment, whose turns it means; remove it",
             ),
             *(
                 (
@@ -309,7 +309,7 @@ class LanguageConfig(RunConfig):
             ),
             (
                 environment is not None and environment.kept_gb is not None and self.rollout.vllm is not None,
-                "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out",
+                "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; remove it",
             ),
             (
                 longest is not None and longest < limit,

@@ -50,7 +50,7 @@ class Dialogues(ResponseEngine):
             if environment.kept_gb:
                 raise UserError(
                     f"environment.kept_gb is {environment.kept_gb:g}, but nothing of {name} is kept between turns, as "
-                    "Burnish's own decoder does not sample for it; leave it out"
+                    "Burnish's own decoder does not sample for it; remove it"
                 )
             if environment.kept_gb is None:
                 log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)

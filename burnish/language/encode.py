@@ -73,12 +73,12 @@ class Encoder:
             if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
                 raise
             told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
-            raise UserError(f"{told}; put it right or take it out") from error
+            raise UserError(f"{told}; fix it or remove it") from error
         last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
         if last >= self.model.readable_ids:
             raise UserError(
                 f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
-                "another model's; fetch the model again"
+                "another model's; download the model again"
             )
         return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
 
@@ -175,8 +175,8 @@ class Readers:
             except TimeoutError:
                 self._own.server = None
                 raise UserError(
-                    f"{prompt.name} shows what a process of {workers} has not read in {READING:g} s; put it right or "
-                    "take it out"
+                    f"{prompt.name} shows what a process of {workers} has not read in {READING:g} s; fix it or "
+                    "remove it"
                 ) from None
             else:
                 if complaint:
@@ -184,7 +184,7 @@ class Readers:
                 encoded: Encoded = pickle.loads(found)
                 return encoded
         raise UserError(
-            f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); take it out, or look at "
+            f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); remove it, or look at "
             "it with data.workers=0, and at the machine's free memory"
         )
 

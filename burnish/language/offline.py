@@ -221,7 +221,7 @@ def short_records(
         raise data_error(
             [problem for problem in problems if problem],
             f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
-            "leave them out with data.overlong=filter",
+            "remove them with data.overlong=filter",
         )
     return kept
 

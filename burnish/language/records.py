@@ -118,7 +118,7 @@ def _demonstrations(record: Record, options: LanguageDataOptions, needs: Languag
 
 def _preference(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     if record.values.get("tie") or record.values.get("preference") not in (None, "chosen"):
-        raise ValueError("is no pair with a winner under chosen, which only reward models learn from; leave it out")
+        raise ValueError("is not a pair with a winner under chosen, which only reward models learn from; remove it")
     yield preferred_pair(record, options)
 
 
@@ -202,7 +202,7 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
         values |= {"messages": parse_json(values["messages"]), "prompt": None}
     asked, tokens = replace(record, values=values), None
     if turns not in (None, 1):
-        raise ValueError(f"'turns' is {shown(turns)}; only single responses have scores to learn from; leave it out")
+        raise ValueError(f"'turns' is {shown(turns)}; only single responses have scores to learn from; remove it")
     if ids is None and (finished is False or logprobs is not None):
         why = "was cut" if finished is False else "has logprobs"
         raise ValueError(f"has a response that {why}, but no token_ids, which say where it ends; add them")

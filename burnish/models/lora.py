@@ -137,7 +137,7 @@ def _check_adapted(network: nn.Module, adapted: Sequence[str], saved: Sequence[s
     if lost := _lost(network, adapted):
         raise UserError(
             f"peft would load the adapter of {lost[0]} under another name, which loses it, and of {len(lost) - 1} more "
-            f"layers; leave them out: model.lora.exclude='[\"*.{lost[0].split('.')[-2]}.*\"]'"
+            f"layers; remove them: model.lora.exclude='[\"*.{lost[0].split('.')[-2]}.*\"]'"
         )
 
 

@@ -72,7 +72,7 @@ def layers_to_quantize(
     if not layers:
         raise UserError(
             f"{option} is {precision}, but {type(network).__name__} has no linear layers in a list of blocks that "
-            "could be stored so; leave it out"
+            "could be stored so; remove it"
         )
     out = excluded(layers, exclude, f"{option.rpartition('.')[0]}.exclude", "be quantised")
     chosen = {name: layer for name, layer in layers.items() if name not in out and not _is_inside(name, in_full)}

@@ -85,7 +85,7 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
         if other != name and (owner or any(other.startswith(f"{module}.") for module in found)):
             raise UserError(
                 f"model.lora.modules_to_save is {wanted}, but {name} and {other} are one weight (tied embeddings): a "
-                "copy of one of them would take them apart; leave it out, or train all weights with model.lora=null"
+                "copy of one of them would take them apart; remove it, or train all weights with model.lora=null"
             )
     return found
 
@@ -180,18 +180,18 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
         if any(ends_with(name, [target]) for name in past):
             raise UserError(
                 f"model.lora.targets has {target!r}, the output projection of a Mamba layer, whose kernels read its "
-                "weight without its adapter; leave it out, or name other layers in full"
+                "weight without its adapter; remove it, or name other layers in full"
             )
     refused = {name: why for module, name in linear.items() if module in inside and (why := adapter_complaint(module))}
     if wanted := [name for name in refused for target in options.targets or () if ends_with(name, [target])]:
         raise UserError(
-            f"model.lora.targets has {min(wanted)}, {refused[min(wanted)]}; leave it out, or train all weights with "
+            f"model.lora.targets has {min(wanted)}, {refused[min(wanted)]}; remove it, or train all weights with "
             "model.lora=null"
         )
     found = [name for name in found if name not in past | refused.keys()]
     if options.vision:
         tower = [name for module, name in linear.items() if module not in inside and name != head]
         if not tower:
-            raise UserError("model.lora.vision is true, but the model has no vision tower; leave it out")
+            raise UserError("model.lora.vision is true, but the model has no vision tower; remove it")
         found += tower
     return found

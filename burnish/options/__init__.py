@@ -21,7 +21,7 @@ LONGEST = 2e6  # seconds, 23 days: timeouts are 32-bit milliseconds
 COLDEST = 1e-3  # lowest temperature: logits divided by less overflow
 
 Rules = list[tuple[Any, str]]  # what is wrong with a section if the first is true, and a message about it
-ON_CPU = "{} is true, but model.device is cpu, where all memory is; leave it out"
+ON_CPU = "{} is true, but model.device is cpu, where all memory is; remove it"
 
 ALWAYS = ReadIf("")  # in place of what the section is read for
 SCORED = ReadIf("scored", why="{run.algorithm.name} samples nothing")  # that rewards could score
@@ -403,7 +403,7 @@ class AlarmOptions:
         if action == "pause_reward" and getattr(needs, "reward_gradients", False):
             yield f"{algorithm.name} follows gradients of all rewards that count: choose another action"
         if action == "pause_reward" and run.mixing.rule != "sum":
-            yield "mixing is no sum of rewards, of which one could be left out: choose another action"
+            yield "mixing is not a sum of rewards, of which one could be left out: choose another action"
         if action == "rewind" and kept < REWINDABLE:
             yield f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= {REWINDABLE}"
         if action == "rewind" and run.checkpoint.copy_to is not None:
@@ -492,16 +492,16 @@ class ProfilerOptions:
             ),
             (
                 self.tool == "memory" and "controller" in self.roles,
-                "profiler.roles has controller, which uses no GPU memory to profile with tool=memory; leave it out",
+                "profiler.roles has controller, which uses no GPU memory to profile with tool=memory; remove it",
             ),
             (
                 run.runtime == "ray" and "reward" in self.roles and run.pools.reward is None,
-                "profiler.roles has reward, but there is no pool of that name; leave it out, or set pools.reward",
+                "profiler.roles has reward, but there is no pool of that name; remove it, or set pools.reward",
             ),
             (
                 run.runtime == "ray" and "reward" in self.roles and self.tool == "torch" and run.scoring.processes,
                 "profiler.roles has reward, but rewards are scored in subprocesses of the reward workers, which are "
-                "not profiled; set scoring.processes=0, or leave it out",
+                "not profiled; set scoring.processes=0, or remove it",
             ),
         ]
 

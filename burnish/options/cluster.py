@@ -85,7 +85,7 @@ class PoolsOptions:
             (
                 self.rollout is not None and vllm is not None and vllm.sleep,
                 "rollout.vllm.sleep is true, but vLLM runs in the rollout pool, where no trainer needs the memory; "
-                "leave it out",
+                "remove it",
             ),
         ]
 
@@ -119,7 +119,7 @@ class RayOptions:
                 "with `ray job submit`, and give HOST:PORT",
             ),
             *(
-                (runs, f"ray.init.{name} has no effect on a running cluster ({self.address}); leave it out")
+                (runs, f"ray.init.{name} has no effect on a running cluster ({self.address}); remove it")
                 for name in STARTED
                 if name in self.init
             ),
@@ -164,11 +164,11 @@ class AsyncRolloutOptions:
             (
                 partial and self.staleness <= depth,
                 f"{writes} async_rollout.max_staleness is {self.max_staleness}: a response that goes on is trained on "
-                f"after more updates; set async_rollout.max_staleness={depth + 1} or more, or leave it out",
+                f"after more updates; set async_rollout.max_staleness={depth + 1} or more, or remove it",
             ),
             (
                 partial and run.task == "text-to-image",
-                f"{writes} {run.algorithm.name} trains on images, which are not put aside; leave it out",
+                f"{writes} {run.algorithm.name} trains on images, which are not put aside; remove it",
             ),
             (
                 depth and run.runtime == "local",
@@ -182,7 +182,7 @@ class AsyncRolloutOptions:
             ),
             (
                 depth and not run.online,
-                f"{what} {run.algorithm.name} trains offline here and samples nothing; leave it out",
+                f"{what} {run.algorithm.name} trains offline here and samples nothing; remove it",
             ),
         ]
 
@@ -255,9 +255,9 @@ class ShardingOptions:
                 isinstance(size, int) and size > experts and size % experts,
                 f"{shares}, which does not divide sharding.shard_size={size}; set one to a multiple of the other",
             ),
-            (experts > 1 and run.task == "text-to-image", f"{shares}, which is for language models; leave it out"),
+            (experts > 1 and run.task == "text-to-image", f"{shares}, which is for language models; remove it"),
             *(
-                (experts > 1 and there, f"{shares}, but {what}, beside which experts can't be split; leave one out")
+                (experts > 1 and there, f"{shares}, but {what}, beside which experts can't be split; remove one")
                 for there, what in (
                     (contexts > 1, f"sharding.context_parallel is {contexts}"),
                     (self.offload, "sharding.offload is true"),

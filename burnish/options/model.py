@@ -129,7 +129,7 @@ class CommonModelOptions:
         return [
             (
                 self.family != "auto" and not known(run.model_kind, self.family),
-                f"model.family is {self.family!r}; leave it out, or give one of {', '.join(['auto', *families])}",
+                f"model.family is {self.family!r}; remove it, or give one of {', '.join(['auto', *families])}",
             ),
             (
                 self.compile and run.sharding.offload and ranks == 1,
@@ -139,12 +139,12 @@ class CommonModelOptions:
             (
                 self.compile and ranks > 1,
                 f"model.compile is true, but the {ranks} processes of pools.train gather weights between blocks, which "
-                "compiled ones are not shown to do rightly; leave it out, or train with one process",
+                "compiled ones are not shown to do rightly; remove it, or train with one process",
             ),
             (
                 attention != "auto" and run.task == "image-text-to-text" and ranks > 1,
                 f"model.attention is {attention}, but the {ranks} processes of pools.train hold the network in shards, "
-                "on which it can't be compared with sdpa at the start; leave it out",
+                "on which it can't be compared with sdpa at the start; remove it",
             ),
             (lacks, f"model.attention={attention} {lacks}"),
             (

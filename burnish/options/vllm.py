@@ -73,12 +73,12 @@ class VllmOptions:
         given = {name: OURS.get(name) for name in self.arguments if name in (*OURS, *FIXED)}
         return [
             *(
-                (True, f"rollout.vllm.arguments has {name}; {f'set {option} instead' if option else 'leave it out'}")
+                (True, f"rollout.vllm.arguments has {name}; {f'set {option} instead' if option else 'remove it'}")
                 for name, option in given.items()
             ),
             (
                 self.adapter != "auto" and lora is None,
-                f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out",
+                f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; remove it",
             ),
             *(
                 (True, f"rollout.vllm.adapter is request, but {what}; set rollout.vllm.adapter=folded")
@@ -86,7 +86,7 @@ class VllmOptions:
             ),
             (
                 fire is not None,
-                f"rollout.fire_temperature is {fire}, but vLLM has one temperature for all tokens; leave it out, or "
+                f"rollout.fire_temperature is {fire}, but vLLM has one temperature for all tokens; remove it, or "
                 "use Burnish's own engine",
             ),
         ]

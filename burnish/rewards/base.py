@@ -310,7 +310,7 @@ class Reward(AnyReward):
     @model_validator(mode="after")
     def _frames_are_read(self) -> Self:
         if self.frames is not None and "image" not in self.reads:
-            raise ValueError(f"frames is never read, because {self.name} scores {_named(self.reads)}; leave it out")
+            raise ValueError(f"frames is never read, because {self.name} scores {_named(self.reads)}; remove it")
         return self
 
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -366,8 +366,8 @@ class FunctionReward(AnyReward):
             for prompt in prompts:
                 if self.applies_to(prompt) and name not in prompt.info:
                     raise UserError(
-                        f"{place(self._thing)} asks for {name!r}, which is no name of Burnish's, is not among the "
-                        f"reward's arguments, and is no key of the record of {prompt.name}; its keys are "
+                        f"{place(self._thing)} asks for {name!r}, which is not a name of Burnish's, is not among the "
+                        f"reward's arguments, and is not a key of the record of {prompt.name}; its keys are "
                         f"{', '.join(map(repr, prompt.info)) or 'none'}. Correct the parameter, or give it a default"
                     )
 

@@ -88,7 +88,7 @@ class MixingOptions:
             *(
                 (
                     value is not None and not reward.counts and self.path is None,
-                    f"{option}.{name} is given, but its weight is 0, so that it never counts; leave it out",
+                    f"{option}.{name} is given, but its weight is 0, so that it never counts; remove it",
                 )
                 for name, value in modifiers.items()
             ),
@@ -123,7 +123,7 @@ class MixingOptions:
             ),
             (
                 rule == "product" and len(counting) == 1,
-                f"mixing.rule is product, but {', '.join(counting)} is the only reward with a weight; leave it out",
+                f"mixing.rule is product, but {', '.join(counting)} is the only reward with a weight; remove it",
             ),
             (
                 getattr(run.algorithm, "advantage_aggregation", "sum") != "sum" and not self.sums,

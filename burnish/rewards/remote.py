@@ -151,7 +151,7 @@ class LanguageRemote(RemoteOptions, LanguageReward):
 
     def unfit(self, prompt: Prompt) -> str:
         unsent = self.protocol == "burnish" and (prompt.videos or prompt.audios)
-        return "its videos and sounds can't be sent; leave them out" if unsent else ""
+        return "its videos and sounds can't be sent; remove them" if unsent else ""
 
     def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
         """LightRFT's ``references`` and ``images`` are sent if any prompt has some, with null for the others."""

@@ -66,7 +66,7 @@ class RewardModel(HeadOptions, LanguageReward):
             )
         if self.steps != "min" and not about.separator:
             raise UserError(
-                f"steps of reward reward_model is {self.steps}, but {self.path} judges whole responses; leave it out"
+                f"steps of reward reward_model is {self.steps}, but {self.path} judges whole responses; remove it"
             )
 
     def unfit(self, prompt: Prompt) -> str:

@@ -242,7 +242,7 @@ def chosen(algorithm: Any, kind: str) -> Any:
     if given is None:
         return own(**values)
     if own in (AdvantagePart, SurrogatePart):
-        raise ValueError(f"{kind} is {given.name}, but {algorithm.name} is defined by its own; leave it out")
+        raise ValueError(f"{kind} is {given.name}, but {algorithm.name} is defined by its own; remove it")
     defaults = type(algorithm).__pydantic_fields__
     for name, value in values.items():
         if value != defaults[name].default:
@@ -423,7 +423,7 @@ class PolicyGradient(AdvantageAlgorithm):
                 "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
             )
         if not self.part("surrogate").compares and self.old_logprob != "auto":
-            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
+            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; remove it")
         return self
 
     @property

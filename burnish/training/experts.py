@@ -40,14 +40,14 @@ def check_experts(blocks: Sequence[nn.Module], size: int) -> None:
     option = f"sharding.expert_parallel is {size}"
     if not stacks:
         raise UserError(
-            f"{option}, but the network has no experts whose weights transformers stacks in one tensor; leave it out"
+            f"{option}, but the network has no experts whose weights transformers stacks in one tensor; remove it"
         )
     for stack in stacks:
         if stack.num_experts % size:
             raise UserError(f"{option}, which does not divide the {stack.num_experts} experts of a layer")
         for name, weight in stack.named_parameters():
             if len(weight) != stack.num_experts:
-                raise UserError(f"{option}, but all experts of a {type(stack).__name__} share {name}; leave it out")
+                raise UserError(f"{option}, but all experts of a {type(stack).__name__} share {name}; remove it")
 
 
 def mesh_of_experts(ranks: Ranks, options: ShardingOptions, device: str) -> DeviceMesh | None:

@@ -159,7 +159,7 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
     if complaint := lacking(options.name):
         raise UserError(f"optimizer.name={options.name} {complaint}")
     if options.offload and (there := {weight.device.type for weight in parameters.values()} & {"cpu"}):
-        raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; leave it out")
+        raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; remove it")
     if options.name == "muon":
         matrices = {name: one for name, one in parameters.items() if is_hidden_matrix(name, one)}
         rest = {name: one for name, one in parameters.items() if name not in matrices}
@@ -260,7 +260,7 @@ class Ema:
             UserError: the weights are there already.
         """
         if offload and any(value.device.type == "cpu" for value in parameters.values()):
-            raise UserError("ema.offload is true, but the weights are on the CPU already; leave it out")
+            raise UserError("ema.offload is true, but the weights are on the CPU already; remove it")
         self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
         where = "cpu" if offload else None
         self.average = {name: value.detach().to(where, torch.float32, copy=True) for name, value in parameters.items()}

@@ -56,7 +56,7 @@ class Unit(nn.Module):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A tensor that is no view: FSDP's backward hooks are on the tensors that the root module returns."""
+    """A tensor that is not a view: FSDP's backward hooks are on the tensors that the root module returns."""
     return tensor.clone() if tensor._base is not None else tensor
 
 
@@ -285,7 +285,7 @@ def shard(
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UserError(f"training on several ranks needs a newer PyTorch than {torch.__version__}: install 2.13")
     if options.offload and device.type == "cpu":
-        raise UserError("sharding.offload is true, but the networks are on the CPU already; leave it out")
+        raise UserError("sharding.offload is true, but the networks are on the CPU already; remove it")
     lower = compute if options.gather == "compute" and compute != torch.float32 else None
     keeps = options.zero_stage in (1, 2)
     how: dict[str, Any] = {

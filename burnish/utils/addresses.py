@@ -36,13 +36,13 @@ def address_complaint(address: str) -> str:
     """Why nothing can be kept at an address, as the end of a sentence; "" if it may be possible."""
     found = PROTOCOL.match(address)
     if found is None:
-        return "which is no address; give one such as s3://BUCKET/FOLDER, or file:///FOLDER for another disk"
+        return "which is not an address; give one such as s3://BUCKET/FOLDER, or file:///FOLDER for another disk"
     if CHAINED.search(address):
-        return "which is no plain address of a folder: leave out ::, ? and #"
+        return "which is not a plain address of a folder: leave out ::, ? and #"
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        return f"which is no address: {error}"
+        return f"which is not an address: {error}"
     if "@" in parts.netloc:
         return "which holds a user name or a password, which would be saved; set variables of the environment"
     if found[0].lower() in (*READ_ONLY, *LOST):

@@ -21,11 +21,11 @@ def unfulfilled(given: Any, contract: type) -> list[str]:
         wanted = vars(contract)["__call__"]
         head = shown("function", wanted).replace("(self, ", "(")
         if isinstance(given, type) or not callable(given):
-            return [f"is no function; write one as {where}: {head}"]
+            return [f"is not a function; write one as {where}: {head}"]
         fits = _takes(given, wanted, left_out=True)
         return [] if fits else [f"is {shown('function', given)}, but is called as {head}; see {where}"]
     if not isinstance(given, type):
-        return [f"is no class; write one {'as' if protocol else 'that derives from'} {where}"]
+        return [f"is not a class; write one {'as' if protocol else 'that derives from'} {where}"]
     if not protocol and not issubclass(given, contract):
         return [f"does not derive from {where}, whose docstrings say what it has to do"]
     found = [*_variables(given, contract), *_methods(given, contract)]

@@ -66,7 +66,9 @@ def check_url(url: str, option: str) -> None:
     except ValueError:  # a bracket that is not closed, a port that is no number
         host = None
     if not host:
-        raise UserError(f"{option} is {url!r:.200}, which is no address; write http://HOST:PORT or https://HOST/PATH")
+        raise UserError(
+            f"{option} is {url!r:.200}, which is not an address; write http://HOST:PORT or https://HOST/PATH"
+        )
 
 
 def read_token(variable: str | None, option: str) -> str | None:

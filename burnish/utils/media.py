@@ -73,7 +73,7 @@ def of_frames(values: Any) -> Any:
     values = np.asarray(values)
     right = values.ndim == 4 and values.shape[3] == 3 and values.size and values.dtype.kind in "iu"
     if not right or values.min() < 0 or values.max() > 255:
-        raise ValueError(f"an array of {values.dtype} {list(values.shape)} is no video; give uint8 [T, H, W, 3]")
+        raise ValueError(f"an array of {values.dtype} {list(values.shape)} is not a video; give uint8 [T, H, W, 3]")
     return values.astype(np.uint8)
 
 

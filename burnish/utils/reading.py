@@ -29,7 +29,7 @@ def checked_path(text: str, what: str = "") -> Path:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             os.stat(path)
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a NUL, or half of a surrogate pair
-        raise UserError(f"{subject}, which is no path: {error}; give another") from None
+        raise UserError(f"{subject}, which is not a path: {error}; give another") from None
     return path
 
 

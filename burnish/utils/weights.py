@@ -62,14 +62,14 @@ def complaints_about(folder: Path) -> Iterator[str]:
     absent = [name for name in dict.fromkeys(indexed) if name not in names or not (folder / name).is_file()]
     if absent:
         said = listed([f"{name:.80}" for name in absent])
-        yield f"{folder} lacks {said}, listed in its index; fetch the model again"
+        yield f"{folder} lacks {said}, listed in its index; download the model again"
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
-        yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
+        yield f"{folder} has no weights (no file that ends with .safetensors); download the model again"
     for file in files:
         try:
             _tensors(file)
         except (SafetensorError, OSError) as error:
-            yield f"{file} is damaged or truncated: {error}; fetch the model again"
+            yield f"{file} is damaged or truncated: {error}; download the model again"
 
 
 def _tensors(file: Path) -> dict[str, str]:
@@ -116,8 +116,8 @@ def tokenizer_complaint(folder: Path) -> str:
     if (folder / "vocab.json").is_file():
         if (folder / "merges.txt").is_file():
             return ""
-        return f"{folder} has a vocab.json but no merges.txt; fetch the model again"
-    return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); fetch the model again"
+        return f"{folder} has a vocab.json but no merges.txt; download the model again"
+    return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); download the model again"
 
 
 def _reads_bytes(file: Path) -> bool:
@@ -129,7 +129,7 @@ def _reads_bytes(file: Path) -> bool:
 
 
 def _listed(index: Path) -> list[str]:
-    """The files that an index names, which lie beside it: a path would lead elsewhere, and is no name of one."""
+    """The files that an index names, which lie beside it: a path would lead elsewhere, and is not a name of one."""
     try:
         return [str(name) for name in parse_json(index.read_bytes())["weight_map"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -212,7 +212,7 @@ def _instead(folder: Path, missing: Iterable[str]) -> str:
         )
     if any("lm_head" in name for name in missing) and any(name.startswith(JUDGING) for name in tensors):
         return "it has a head that judges texts in place of one that writes them: give the model that it was made from"
-    return "fetch the model again, or give the config.json that belongs to it"
+    return "download the model again, or give the config.json that belongs to it"
 
 
 def own_config(kind: Any, folder: Path) -> Any:
@@ -307,7 +307,7 @@ def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda 
         if plain and not (value.sum(dtype=torch.float32).isfinite() or value.isfinite().all()):
             found.append(name)
     if found := agreed(found):
-        raise UserError(f"{_file(folder)} has non-finite values in {listed(found)}; fetch the model again")
+        raise UserError(f"{_file(folder)} has non-finite values in {listed(found)}; download the model again")
 
 
 def is_quantized(weight: Any) -> bool:

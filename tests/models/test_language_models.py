@@ -149,7 +149,7 @@ def test_text_that_a_processor_refuses_is_named_by_its_record(files, monkeypatch
 
     monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "__call__", call)
     (files / "marked.jsonl").write_text(json.dumps({"prompt": "What is [AUDIO]?"}))
-    named = ["marked.jsonl:1", "[AUDIO] is not supported; put it right"]
+    named = ["marked.jsonl:1", "[AUDIO] is not supported; fix it"]
     refused(files, "llama", f"data.train_files={files}/marked.jsonl", names=named)
 
 

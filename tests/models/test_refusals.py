@@ -29,7 +29,7 @@ OPTIONS = {
     "attention of a class": ("sd3", ["model.attention=_native_math"], ["SD3Transformer2DModel"]),
     "unknown attention": ("flux", ["model.attention=flex"], ["model.attention is flex"]),
     "attention of a package": ("flux", ["model.attention=flash"], ["model.attention=flash", "flash_attn"]),
-    "a family that was": ("llama", ["model.family=qwen2_vl"], ["model.family is 'qwen2_vl'", "leave it out"]),
+    "a family that was": ("llama", ["model.family=qwen2_vl"], ["model.family is 'qwen2_vl'", "remove it"]),
     "embedded guidance": ("sd3", ["rollout.embedded_guidance=2.0"], ["rollout.embedded_guidance is 2.0"]),
     "pictures of many tokens": ("smolvlm", ["data.max_prompt_length=60"], ["85 tokens", "prompts.jsonl:3"]),
     "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length", "513", "512"]),

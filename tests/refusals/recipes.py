@@ -4,7 +4,7 @@ RECIPES: dict[str, tuple[str, list[str]]] = {
     "broken YAML": ("steps: 3\nmodel: [", ["line"]),
     "tab": ("model:\n\tpath: x", ["line"]),
     "key twice": ("steps: 3\nsteps: 4", ["steps"]),
-    "key is no word": ("1: x", ["words", "line"]),
+    "key is not a word": ("1: x", ["words", "line"]),
     "a list": ("[1, 2]", ["options"]),
     "empty": ("", ["null", "options"]),
     "required": (

@@ -143,11 +143,11 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
                     f"{', '.join(RESERVED)}"
                 )
             if name == "reference" and not self.reads_reference:
-                raise ValueError(f"lagged has reference, but {self.name} reads none: set kl_coef, or leave it out")
+                raise ValueError(f"lagged has reference, but {self.name} reads none: set kl_coef, or remove it")
             if name not in ("reference", *self.policies_read.values()):
                 raise ValueError(
                     f"lagged has {name}, but nothing reads it: name it in {' or '.join(self.policies_read)}, "
-                    "or leave it out"
+                    "or remove it"
                 )
         for option, name in self.policies_read.items():
             known = [*(["policy"] if option == "sample_with" else []), "old", *self.lagged]
@@ -157,7 +157,7 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
                 )
         for name, lag in self.lagged.items():
             if lag.kl_limit is not None and name != "reference":
-                raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; leave it out")
+                raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; remove it")
         return self
 
     @property

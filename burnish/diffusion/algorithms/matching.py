@@ -113,7 +113,7 @@ class CRD(WithOldPolicy):
         if self.old != Lag() and not self.keeps_old:
             raise ValueError(
                 f"old is given, but baseline is reference and sample_with is {self.sample_with}: nothing reads an old "
-                "policy; leave it out"
+                "policy; remove it"
             )
         return self
 

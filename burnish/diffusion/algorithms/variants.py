@@ -210,7 +210,7 @@ class BranchGRPO(FlowGRPO):
         if own.advantage_std != "group" or not self.advantage_unbiased or own.advantage_aggregation != "sum":
             raise ValueError(
                 "advantage_std, advantage_unbiased and advantage_aggregation are never read: a node is compared with "
-                "those of its depth, by their unbiased std; leave them out"
+                "those of its depth, by their unbiased std; remove them"
             )
         if self.best_of is not None:
             raise ValueError("best_of cuts paths that others share; prune with leaf_pruning=extreme and keep_leaves")

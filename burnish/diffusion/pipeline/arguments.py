@@ -87,8 +87,8 @@ class Arguments:
         is_one = isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)
         if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):  # type: ignore[union-attr]
             raise UserError(
-                f"model.path holds a {named:.80}, which is no pipeline of diffusers {diffusers.__version__}; install a "
-                "version of diffusers that has it"
+                f"model.path holds a {named:.80}, which is not a pipeline of diffusers {diffusers.__version__}; "
+                "install a version of diffusers that has it"
             )
         return cls(kind, rollout)
 
@@ -111,10 +111,10 @@ class Arguments:
         for name in ("height", "width", "num_frames", "max_sequence_length"):
             value = getattr(rollout, name)
             if value is not None and name not in self.parameters:
-                raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; leave it out")
+                raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; remove it")
         embedded = self.guidance != "guidance_scale" and "guidance_scale" in self.parameters
         if rollout.guidance_scale != 1 and self.guidance not in self.parameters:
-            way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; leave it out"
+            way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
             raise UserError(f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}")
         if rollout.embedded_guidance is not None and not embedded:
             raise UserError(
@@ -162,12 +162,10 @@ class Arguments:
                 )
         for prompt in kinds_of(prompts):
             if prompt.images and image is None:
-                raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; leave it out")
+                raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; remove it")
             for name, _ in prompt.inputs:
                 if name not in self.parameters:
-                    raise UserError(
-                        f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; leave it out"
-                    )
+                    raise UserError(f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; remove it")
             if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
                 raise UserError(f"{prompt.name} has no image, but a {self.kind.__name__} needs one; give it as image")
 

@@ -278,7 +278,7 @@ def _place_frozen(
     import torch
 
     if options.offload and device == "cpu":
-        raise UserError("model.offload is true, but the model is on the CPU already; leave it out")
+        raise UserError("model.offload is true, but the model is on the CPU already; remove it")
     away: list[PutAway] = []
     fewer = None if options.quantization is None else options.quantization.text_encoders
     for name, part in pipeline.components.items():
@@ -331,7 +331,7 @@ def _tile(pipeline: Any) -> None:
         kind = type(getattr(pipeline, "vae", None)).__name__
         raise UserError(
             f"model.vae_tiling is true, but a {type(pipeline).__name__} with {kind} as VAE can't decode in tiles; "
-            "leave it out"
+            "remove it"
         ) from None
 
 

@@ -72,7 +72,8 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
         raise UserError(
-            f"model.path is {options.path}, which lacks {', '.join(absent)} (model_index.json); fetch the model again"
+            f"model.path is {options.path}, which lacks {', '.join(absent)} (model_index.json); download the model "
+            "again"
         )
     return path, content
 
@@ -256,7 +257,7 @@ def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int
         if (token := max(ids, default=0)) >= size:
             raise UserError(
                 f"prompt {text!r:.60} has token id {token}, but {encoder} has only {size}: the tokenizer belongs to "
-                "another model; fetch the model again"
+                "another model; download the model again"
             )
 
 

@@ -93,13 +93,13 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
         usual = ", ".join(denoisers(parts, None))
         if not chosen or len(set(chosen)) < len(chosen):
             raise UserError(
-                f"model.networks is {list(chosen)}; name each network that is trained once, of {usual}, or leave it out"
+                f"model.networks is {list(chosen)}; name each network that is trained once, of {usual}, or remove it"
             )
         # diffusers takes its encoders from transformers, and what they make is no velocity
         if encoders := [name for name in chosen if modules[name].__module__.startswith("transformers.")]:
             raise UserError(
                 f"model.networks has {encoders[0]!r}, a {modules[encoders[0]].__name__}, which predicts no velocity; "
-                f"name {usual}, or leave it out"
+                f"name {usual}, or remove it"
             )
         return tuple(chosen)
     models = {
@@ -222,7 +222,7 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
     if not any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in network.modules()):
         raise UserError(
             f"model.attention is {backend}, but the attention of {type(network).__name__} calls PyTorch's directly, "
-            "and has no choice of backends; leave it out"
+            "and has no choice of backends; remove it"
         )
     try:
         with attention_backend(backend):  # which leaves other networks of the process as they are
@@ -231,7 +231,7 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
     except (RuntimeError, ValueError, ImportError, NotImplementedError, AssertionError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"model.attention is {backend}, which can't train here: {reason or type(error).__name__}; leave it out"
+            f"model.attention is {backend}, which can't train here: {reason or type(error).__name__}; remove it"
         ) from error
     tolerated = BACKENDS[compute]
     if not apart <= tolerated:
@@ -268,7 +268,7 @@ def compile_blocks(network: nn.Module) -> None:
     """
     if not getattr(network, "_repeated_blocks", None):
         raise UserError(
-            f"model.compile is true, but diffusers names no repeated blocks of {type(network).__name__}; leave it out"
+            f"model.compile is true, but diffusers names no repeated blocks of {type(network).__name__}; remove it"
         )
     network.compile_repeated_blocks()  # type: ignore[operator]
 

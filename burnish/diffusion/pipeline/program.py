@@ -366,7 +366,7 @@ class Program:
         """The last step that begins at a time or earlier, if it has a state of its own."""
         k = max((i for i, at in enumerate(self.table.times[:-1].tolist()) if at >= time), default=0)
         if self.steps[k] is None and len(self.steps) == 1:
-            raise Unsupported("what it begins with is no state of its scheduler, and it takes no further step")
+            raise Unsupported("what it begins with is not a state of its scheduler, and it takes no further step")
         return k if self.steps[k] is not None else 1
 
     def begin(self, seed: int) -> Tensor:

@@ -183,7 +183,7 @@ class Trace(TorchDispatchMode):
         """
         values, states = ([self.value(one) for one in some] for some in (roots, given))
         if not all(isinstance(state, Value) for state in states):
-            raise Unsupported("it begins with what is no state")
+            raise Unsupported("it begins with what is not a state")
         chosen = {
             place for place, entry in enumerate(self.entries[:end])
             if (draws and entry.drawn is not None) or (place >= start and not entry.outputs)

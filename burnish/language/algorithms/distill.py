@@ -86,7 +86,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
             ),
             (
                 self.name != "gold" and any(teacher.shared_weight is not None for teacher in self.teachers),
-                "teachers have a shared_weight, but only algorithm=gold compares other tokens; leave it out",
+                "teachers have a shared_weight, but only algorithm=gold compares other tokens; remove it",
             ),
             (
                 len(rates) > 1 or (rates - {0.0} and self.kl is not None),

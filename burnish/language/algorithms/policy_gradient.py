@@ -105,7 +105,7 @@ class TokenPolicyGradient(PolicyGradient):
             (
                 count != "all" and "token-sum" in self.loss_agg_mode,
                 f"high_entropy_count is {count}, but loss_agg_mode {self.loss_agg_mode} divides by no number of "
-                "tokens; leave it out",
+                "tokens; remove it",
             ),
             (
                 advantage.turn_rewards and scales,
@@ -115,7 +115,7 @@ class TokenPolicyGradient(PolicyGradient):
             (
                 advantage.steps and scales,
                 f"advantage is {advantage.name}, but the sum of the steps, not the steps, is what {scales} "
-                "changes; leave it out",
+                "changes; remove it",
             ),
             (
                 advantage.advantage_aggregation != "sum" and shapes,

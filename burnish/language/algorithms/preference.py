@@ -192,7 +192,7 @@ class MPO(Referenced):
             ),
             (
                 self.reference_free and self.quality_weight,
-                "reference_free is true, but the quality loss judges by the log-ratio to the reference; leave it out, "
+                "reference_free is true, but the quality loss judges by the log-ratio to the reference; remove it, "
                 "or set quality_weight to 0",
             ),
         ]

@@ -251,7 +251,7 @@ def any_responses(model: LanguageModel) -> Completion:
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
-            "transformers runs on text or media alone, or fetch this one again"
+            "transformers runs on text or media alone, or download this one again"
         ) from why
     if failed:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, next(iter(failed.values())))

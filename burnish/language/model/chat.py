@@ -101,7 +101,9 @@ class ChatTokenizer:
             [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
         )
         if said not in text:
-            raise UserError(f"the chat template of {self.path} drops messages of the assistant; fetch the model again")
+            raise UserError(
+                f"the chat template of {self.path} drops messages of the assistant; download the model again"
+            )
         return text.rpartition(said)[2]
 
     def ids(self, text: str) -> list[int]:
@@ -117,7 +119,7 @@ class ChatTokenizer:
                 raise
             raise UserError(
                 f"the tokenizer of {self.path} can't read {text[:60]!r} ({len(text)} characters): {error}; shorten it, "
-                "or fetch the model again"
+                "or download the model again"
             ) from None
         cut = self.tokenizer.convert_tokens_to_ids(CUT)
         return [token for token in ids if token != cut]
@@ -240,7 +242,7 @@ def apply_template(
         roles = ", ".join(str(message["role"]) for message in chat)
         raise UserError(
             f"the chat template of {path} refuses messages of roles {roles}: {error}; correct the "
-            "messages or the template (model.chat_template), or fetch the model again"
+            "messages or the template (model.chat_template), or download the model again"
         ) from error
 
 

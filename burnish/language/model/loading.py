@@ -58,7 +58,7 @@ def check_router_loss(options: LanguageModelOptions) -> None:
     if not any(text.get(name) for name in EXPERTS):
         raise UserError(
             f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is not a "
-            f"mixture of experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
+            f"mixture of experts (its config.json has no {' or '.join(EXPERTS)}); remove it"
         )
 
 
@@ -90,7 +90,7 @@ def check_files(options: CommonModelOptions) -> None:
         found.append(complaint)
     sees_or_hears = "vision_config" in config or "audio_config" in config
     if sees_or_hears and not any((path / name).is_file() for name in PROCESSORS):
-        found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
+        found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; download the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
     if (path / GENERATION).is_file():
@@ -111,7 +111,7 @@ def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> No
     if (prompt := next((one for one in prompts if one.media), None)) is not None:
         raise UserError(
             f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
-            "images, videos or sounds; give a model that sees, or take them out"
+            "images, videos or sounds; give a model that sees, or remove them"
         )
 
 

@@ -62,7 +62,7 @@ def _class_name(path: Path) -> str:
     if kind not in PROCESSOR_MAPPING_NAMES:
         raise UserError(
             f"{path} has a {IMAGES}, but none of its files names a processor_class, and transformers knows none for "
-            f"model_type {kind}; fetch the model again"
+            f"model_type {kind}; download the model again"
         )
     return str(PROCESSOR_MAPPING_NAMES[kind])
 
@@ -81,7 +81,9 @@ def class_without_torchvision(named: str, path: Path | None = None) -> Any:
     base: Any = real_class(named) if _known(named) else None
     processes = isinstance(base, type) and issubclass(base, ProcessorMixin)
     if not processes:
-        raise UserError(f"{path} names the processor {named}, which transformers doesn't have; fetch the model again")
+        raise UserError(
+            f"{path} names the processor {named}, which transformers doesn't have; download the model again"
+        )
     parts = {} if path is None else {f"{part}_class": name for part, name in _part_classes(path, base)}
     own = {"get_possibly_dynamic_module": staticmethod(partial(_resolved, base.get_possibly_dynamic_module))}
     return type(named, (base,), {**own, **parts, "__module__": base.__module__, "__qualname__": named})

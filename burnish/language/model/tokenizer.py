@@ -81,7 +81,9 @@ def template_of(given: str) -> str:
         _compile_jinja_template(text)
     except TemplateSyntaxError as error:
         where = "" if inline else f" {given}"
-        raise UserError(f"model.chat_template{where} is no template of Jinja: line {error.lineno}: {error}") from None
+        raise UserError(
+            f"model.chat_template{where} is not a template of Jinja: line {error.lineno}: {error}"
+        ) from None
     return text
 
 

@@ -131,9 +131,9 @@ class LanguageModel:
             for one in ("sdpa", name):  # which are compared
                 self.network.set_attn_implementation(one)
         except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
-            raise UserError(f"{refused}: {first_line(error)}; leave it out") from error
+            raise UserError(f"{refused}: {first_line(error)}; remove it") from error
         if (own := self.text(self.network).config._attn_implementation) != name:
-            raise UserError(f"{refused}: {type(self.network).__name__} attends by {own} alone; leave it out")
+            raise UserError(f"{refused}: {type(self.network).__name__} attends by {own} alone; remove it")
         self.attention = name
 
     def try_out(self) -> None:
@@ -291,7 +291,7 @@ class LanguageModel:
             if kind not in self.readable:
                 raise UserError(
                     f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
-                    "a model that does, or take them out of prompts and environments"
+                    "a model that does, or remove them of prompts and environments"
                 )
             if kind in self.unread:
                 raise UserError(

@@ -131,4 +131,4 @@ def describe(name: str, among: Sequence[Described] = (*ALL, *LANGUAGE)) -> Any:
         return known[name.lower()][1]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(known[one][0] for one in near)}? " if near else ""
-    raise UserError(f"{name!r} is no tiny model; {hint}'burnish tiny --list' shows all {len(among)}")
+    raise UserError(f"{name!r} is not a tiny model; {hint}'burnish tiny --list' shows all {len(among)}")

@@ -88,14 +88,14 @@ class FormOptions:
             try:
                 groups = re.compile(self.pattern).groups
             except re.error as error:
-                raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from None
+                raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
             if not groups:
                 raise ValueError(f"pattern is {self.pattern!r}; it must have a group around the score, as in (\\d+)")
             if not self.normalise or self.least != forms.LEAST:
-                raise ValueError("normalise and least are never read with a pattern; leave them out")
+                raise ValueError("normalise and least are never read with a pattern; remove them")
         if self.max_new_tokens is not None and self._form.parse is None:
             without = "without a pattern" if self.form == "answers" else f"when form is {self.form}"
-            raise ValueError(f"max_new_tokens is never read {without}, as nothing is written; leave it out")
+            raise ValueError(f"max_new_tokens is never read {without}, as nothing is written; remove it")
         return self
 
     @property

@@ -58,7 +58,7 @@ class Source:
 def some_counts(weights: dict[Any, float]) -> dict[Any, float]:
     """Weights of the parts of a score, unless all of them are 0."""
     if not any(weights.values()):
-        raise ValueError("has no weight but 0; give one a weight, or leave it out")
+        raise ValueError("has no weight but 0; give one a weight, or remove it")
     return weights
 
 
@@ -270,7 +270,7 @@ def weight_files(place: Path, names: Sequence[str] = ()) -> tuple[Path, ...]:
         return (weight_file(place, names),)
     shards = dict.fromkeys(json.loads(indices[0].read_bytes())["weight_map"].values())
     if strange := [name for name in shards if Path(name).name != name]:
-        raise UserError(f"{indices[0]} lists {strange[0]!r:.80}, which is no file beside it; fetch it again")
+        raise UserError(f"{indices[0]} lists {strange[0]!r:.80}, which is not a file beside it; fetch it again")
     return tuple(place / name for name in shards)
 
 
@@ -315,7 +315,7 @@ def linear_layers(weights: Mapping[str, Tensor], where: Path | str, *, relu: boo
         weight, bias = (weights.get(f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or (layers and weight.shape[1] != len(layers[-1].weight)):
             raise UserError(
-                f"{where}: {name}.weight is no layer that follows the ones before; give the file of this head"
+                f"{where}: {name}.weight is not a layer that follows the ones before; give the file of this head"
             )
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
         linear.load_state_dict({"weight": weight.float(), **({} if bias is None else {"bias": bias.float()})})

@@ -219,7 +219,7 @@ def _one(letters: Sequence[str]) -> str | None:
 
 @cache
 def _ways(choices: str) -> dict[str, re.Pattern[str]]:
-    """Patterns of texts that choose a letter. A letter in a sentence alone is no choice."""
+    """Patterns of texts that choose a letter. A letter in a sentence alone is not a choice."""
     upper, lower = f"[{choices}]", f"[{choices.lower()}]"
     both = f"[{choices}{choices.lower()}]"
     # "A cat" and "I see" hold words, not choices
