@@ -108,7 +108,7 @@ def test_what_a_kind_demands_is_checked_when_a_class_is_registered(kind, bases, 
 
 @pytest.mark.parametrize(("kind", "function", "said"), [
     ("advantage", lambda: None, r"function\(\)"),
-    ("flow reward", lambda images, prompts: [], "is no class"),
+    ("flow reward", lambda images, prompts: [], "is not a class"),
     ("algorithm", lambda rewards: rewards, "kinds are flow algorithm"),
 ])  # fmt: skip
 def test_a_function_is_held_to_its_contract_too(kind, function, said):
