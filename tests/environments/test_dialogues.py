@@ -172,7 +172,7 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     for functions, arguments, message in (
         (drawing, {"draw": {}}, r"environment\.arguments\.draw .*'path'"),
         (drawing, {"draw": {"path": "nowhere"}}, "nowhere"),
-        (adding, {"add": {"a": 2}}, r"arguments\.add .*no class"),
+        (adding, {"add": {"a": 2}}, r"arguments\.add .*not a class"),
         (adding, {"draw": {}}, r"arguments has draw.*functions has add"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -156,7 +156,7 @@ def judging(weights):
 
 
 @pytest.mark.parametrize(("change", "named"), [
-    (few_bits, "quantized"), (judging, "head that judges"), (lambda own: dict(list(own.items())[:-1]), "fetch"),
+    (few_bits, "quantized"), (judging, "head that judges"), (lambda own: dict(list(own.items())[:-1]), "download"),
     (lambda own: {f"base_model.model.{name}": value for name, value in own.items()}, "merge_and_unload"),
 ], ids=["few bits", "judging", "one lacks", "peft"])  # fmt: skip
 def test_weights_that_are_not_those_of_the_model_are_told_with_the_way_to_it(change, named, language, told):
