@@ -77,7 +77,8 @@ class Filling:
         self._round = timeout
         self._future: Future[Any] = Future()
         self.abandoned = False  # nobody will learn from it, so that nothing more is requested
-        threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True)
+        self.thread.start()
 
     def result(self, timeout: float) -> Any:
         """Its rollouts; ``timeout`` is the limit of each of its rounds, in seconds."""
@@ -171,6 +172,7 @@ class PipelinedSource:
         # whether a batch is only requested when the one before it is finished
         self._in_turn = schedule.filtering is not None or options.partial is not None
         self._changed = Condition()
+        self._threads: list[threading.Thread] = []  # of batches that are filled
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -283,6 +285,11 @@ class PipelinedSource:
             for rollouts in state.get("ahead", []):
                 self._ahead.append(_Batch(rollouts.update, rollouts.version, _Finished(rollouts), lambda: after))
 
+    def join(self, seconds: float) -> None:
+        """Wait until nobody asks for samples any more, once whoever samples has been ended."""
+        for thread in self._threads:
+            thread.join(seconds)
+
     def _start(self) -> None:
         """Request every batch that may be started by now, in order."""
         assert self._floor is not None, "the loop has not begun"
@@ -303,6 +310,7 @@ class PipelinedSource:
             return _Batch(update, version, handle, lambda: behind)
         filling = Filling(self.rollout_worker, self.schedule, update, version, self.timeout, self._filling, self._after)
         self._filling = filling
+        self._threads = [*(one for one in self._threads if one.is_alive()), filling.thread]
         return _Batch(update, version, filling, lambda: filling.after)
 
     def _await_start(self, update: int) -> None:

@@ -45,6 +45,9 @@ ENDS = (
 )  # after which nobody can sample any more, though the trainer is well
 
 
+CLOSING = 30.0  # seconds that threads may take to see that their workers have been ended
+
+
 class TrainerGroup:
     """Every verb is one call of all ranks; what it works on stays with them until the next one."""
 
@@ -193,6 +196,7 @@ class RayController(Controller):
     def check(self) -> None:
         """Start all workers, which load what they need."""
         config, enter, pools = self.config, self._stack.enter_context, self._pools
+        self._stack.callback(self._join)  # a thread that waits for samples must not outlive the connection to Ray
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
         versions = config.async_rollout.lag + 1
         trained = config if config.pools.rollout is None else config.trainer_config
@@ -234,9 +238,15 @@ class RayController(Controller):
                 stop=lambda: self.assembly.stop.asked(),
                 numbers=self._numbers,
             )
+            self._stack.callback(self.samplers.close)
         self._source = self._make_source()
         self.source = ErrorRelay(self._source, self._announce)
         self._first = self._source.state_dict()
+
+    def _join(self) -> None:
+        source = vars(self).get("_source")
+        if isinstance(source, PipelinedSource):
+            source.join(CLOSING)
 
     def _checking(self) -> Call:
         """Have the ranks load everything: each returns the number of training prompts or records."""

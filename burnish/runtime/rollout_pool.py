@@ -101,7 +101,7 @@ class RolloutPool:
         self._lock = threading.RLock()
         self._synced = False  # whether workers have got all weights once
         self._versions = range(0)  # that may be asked for
-        self._failed: Exception | None = None  # why a worker could not be replaced
+        self._failed: Exception | None = None  # why workers are not replaced any more
 
     def generate(self, request: RolloutRequest) -> Rollouts:
         """Samples of the weights that were published last.
@@ -203,6 +203,11 @@ class RolloutPool:
             if not isinstance(error, WorkerDied):
                 raise error
             self._replace(error.rank, error)
+
+    def close(self) -> None:
+        """Replace no worker any more: they are ended next."""
+        with self._lock:
+            self._failed = RuntimeError("the run has ended")
 
     def reset(self) -> None:
         """Forget what was asked for: the trainers go on from an earlier point. What is under way leads nowhere."""

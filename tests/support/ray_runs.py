@@ -100,7 +100,9 @@ class Machines:
 
 def run(folder: Path, recipe: str, *options: str) -> int:
     """Train in this process, which may lead others: the exit code."""
-    return train(load(recipe, [*options, f"output_dir={folder}"]))
+    code = train(load(recipe, [*options, f"output_dir={folder}"]))
+    assert not [one for one in threading.enumerate() if one.name.startswith("batch-")], "it still waits for samples"
+    return code
 
 
 Blow = Callable[["ActorGroup", int], None]
