@@ -301,12 +301,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(one)
 
 
-def size_of(tensor: Tensor) -> int:
-    """Bytes of this process's part of a tensor."""
-    local: Any = getattr(tensor, "_local_tensor", tensor)
-    return int(local.numel() * local.element_size())
-
-
 def storage_of(tensor: Tensor) -> Any:
     """The memory of a tensor, or of this rank's part of it; None for sparse ones and the like."""
     local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one

@@ -191,7 +191,8 @@ def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(recomp
                     loss.backward()
                 del streams, loss
         found.append({name: peak.total for name, peak in counter.peaks.items()} | {"left": counter.live})
-    assert found[1] == pytest.approx(found[0], rel=0.03)  # gradients of outputs wait a little longer
+    assert found[1].pop("backward") == pytest.approx(found[0].pop("backward"), rel=0.03)  # outputs' gradients wait
+    assert found[1] == pytest.approx(found[0], abs=4096)  # single numbers
 
 
 def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():
