@@ -66,12 +66,7 @@ def check(model: LanguageModel) -> Capabilities:
     said = f"model.path is {model.path}: {name}"
     completion = any_responses(model)
     known = replace(_head(model, completion), fill=_kinds(model, completion))
-    if model.attention != "auto":  # which is compared with PyTorch's
-        said = f"model.attention is {model.attention}, {said}"
-        model.network.set_attn_implementation("sdpa")
     own = own_logprobs(model, model.network, completion, known.fill)
-    if model.attention != "auto":
-        model.network.set_attn_implementation(model.attention)
     if not _causal(model, completion, known.fill):
         raise UserError(
             f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "

@@ -18,7 +18,7 @@ from burnish.models.loading import quietly
 from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
-from burnish.utils.errors import UserError, first_line
+from burnish.utils.errors import UserError
 from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ class LanguageModel:
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
         self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features()))
-        self.attention = "auto"  # or the implementation that was chosen
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -119,22 +118,6 @@ class LanguageModel:
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
         refuse_non_finite(self.network, self.path, agreed)
-
-    def choose_attention(self, name: str) -> None:
-        """Attend by one of transformers' implementations, which ``try_out`` compares with PyTorch's own.
-
-        Raises:
-            UserError: it is not installed, or this model or device doesn't support it.
-        """
-        refused = f"model.attention is {name}, which can't train here"
-        try:
-            for one in ("sdpa", name):  # which are compared
-                self.network.set_attn_implementation(one)
-        except (RuntimeError, ValueError, ImportError, NotImplementedError) as error:
-            raise UserError(f"{refused}: {first_line(error)}; remove it") from error
-        if (own := self.text(self.network).config._attn_implementation) != name:
-            raise UserError(f"{refused}: {type(self.network).__name__} attends by {own} alone; remove it")
-        self.attention = name
 
     def try_out(self) -> None:
         """Find out how the network can be run."""
