@@ -33,6 +33,7 @@ from burnish.report.runs import (
     configuration,
     differences,
     find_runs,
+    locked_files,
     options_of,
     other_rewards,
     run_row,
@@ -151,7 +152,7 @@ class Board:
 
     def run(self, request: Request) -> Any:
         name, folder = self._asked(request)
-        row = run_row(name, folder.path)
+        row = run_row(name, folder.path, locked_files())
         if row["error"]:
             raise HTTPException(422, row["error"])
         about = {"row": row, "stamp": signature(folder)}
@@ -174,9 +175,10 @@ class Board:
             raise HTTPException(404, "no such run")
         options = {name: options_of(folder) for name, folder in folders.items()}
         curves = {name: charts(folder, _summary(folder.path), most=POINTS) for name, folder in folders.items()}
+        locked = locked_files()
         return {
             "runs": [
-                run_row(name, folder.path)
+                run_row(name, folder.path, locked)
                 | {"curves": [_one_line(chart) for chart in curves[name]["charts"]], "axes": curves[name]["axes"]}
                 for name, folder in folders.items()
             ],

@@ -69,7 +69,7 @@ def write_report(folder: RunFolder) -> Path:
 
 def _frozen(folder: RunFolder, run: Summary, about: dict[str, Any]) -> dict[str, Any]:
     """What the board would answer, and media; what is too much for a page is in the folder."""
-    row = run_row(".", folder.path)
+    row = run_row(".", folder.path, None)
     row |= {"changed": 0, "state": "finished" if run.updates >= run.planned else "stopped"}
     data: dict[str, Any] = {
         "run": {"row": row, "stamp": ""} | about, "curves": charts(folder, run, most=POINTS),

@@ -30,7 +30,7 @@ WITHIN = {
     "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
     "alarms", "trackers",
 }  # fmt: skip
-TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.]+(?:[eE][+-]?[0-9]+)?)')
+TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9]{1,9}(?:\.[0-9]+)?(?:e-[0-9]+)?)[,}]')  # below 30 years
 REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
 LAST = 1 << 16  # bytes in which the last lines are
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
@@ -93,11 +93,12 @@ def find_runs(root: Path) -> dict[str, Path]:
 
 def run_rows(runs: Mapping[str, Path]) -> list[dict[str, Any]]:
     """What the table of runs says of each; those that run are first, then those that changed last."""
-    rows = [run_row(name, path) for name, path in runs.items()]
+    locked = locked_files()
+    rows = [run_row(name, path, locked) for name, path in runs.items()]
     return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
 
-def run_row(name: str, path: Path) -> dict[str, Any]:
+def run_row(name: str, path: Path, locked: frozenset[str] | None) -> dict[str, Any]:
     """What the table of runs says of one."""
     folder = RunFolder(path)
     config, progress = configuration(folder.config), _read_progress(folder.metrics)
@@ -107,7 +108,7 @@ def run_row(name: str, path: Path) -> dict[str, Any]:
     seed, rate = config.get("seed"), (config.get("optimizer") or {}).get("lr")
     return {
         "id": name, "name": path.resolve().name if name == "." else name,
-        "state": state(folder, updates, planned), "updates": updates, "steps": planned,
+        "state": state(folder, updates, planned, locked), "updates": updates, "steps": planned,
         "algorithm": (config.get("algorithm") or {}).get("name", ""), "seed": seed if is_number(seed) else None,
         "model": (config.get("model") or {}).get("path", ""), "task": config.get("task", ""),
         "best": best and {"update": best[0], "reward": best[1]}, "last": rewards[-1][1] if rewards else None,
@@ -142,7 +143,7 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
 def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
     content = file.read_bytes() if file.is_file() else b""
-    seconds = sum(value for text in TIME.findall(content) if (value := float(text)) < 1e9)
+    seconds = sum(map(float, TIME.findall(content)))
     validated = [
         content[(start := content.rfind(b"\n", 0, one.start()) + 1) : content.find(b",", start) + 1] + one[0]
         for one in REWARDS.finditer(content)
@@ -157,19 +158,25 @@ def _read_progress(file: Path) -> dict[str, Any]:
     return {"rewards": list(rewards.items()), "updates": updates, "seconds": seconds}
 
 
-def state(folder: RunFolder, updates: int, planned: int) -> str:
+def locked_files() -> frozenset[str] | None:
+    """Inodes of the files that processes of this machine lock; None where it can't be known."""
+    try:
+        return frozenset(re.findall(r"FLOCK.*:(\d+) ", Path("/proc/locks").read_text(encoding="utf-8")))
+    except OSError:
+        return None
+
+
+def state(folder: RunFolder, updates: int, planned: int, locked: frozenset[str] | None) -> str:
     """``running``, ``finished`` or ``stopped``; the lock is only looked at, since a run that starts must get it."""
-    claim, text, locks = folder.path / CLAIM, "", ""
+    claim, text = folder.path / CLAIM, ""
     with suppress(OSError, ValueError):
         text = claim.read_text(encoding="utf-8")[:200] if claim.is_file() and not claim.is_symlink() else ""
-        locks = Path("/proc/locks").read_text(encoding="utf-8")
     owner = re.match(r"process \d+ on (\S+)", text)
     done = "finished" if updates and updates >= planned else "stopped"
     if owner is None:
         return done
-    if owner[1] == socket.gethostname() and locks:
-        held = any("FLOCK" in line and f":{claim.stat().st_ino} " in line for line in locks.splitlines())
-        return "running" if held else done
+    if owner[1] == socket.gethostname() and locked is not None:
+        return "running" if str(claim.stat().st_ino) in locked else done
     quiet = time.time() - stamp(folder.metrics)[0] / 1e9
     return "running" if done == "stopped" and quiet < QUIET else done
 
