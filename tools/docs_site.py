@@ -94,8 +94,11 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/foreign_names.md": foreign_names(),
         "reference/python.md": python(),
     }  # fmt: skip
+    sources = {page: f"../{source}" for source, page in BESIDE.items()}
     for page, text in made.items():
-        files.append(File.generated(config, page, content=text))
+        file = File.generated(config, page, content=text)
+        file.edit_uri = sources.get(page)  # what is made of code has none
+        files.append(file)
     return files
 
 
