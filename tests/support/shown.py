@@ -17,7 +17,8 @@ from tests.support.tiny_run import burnish
 
 ROOT = Path(__file__).parents[2]
 OWN_PAGES = [ROOT / "docs" / f"own_{what}.md" for what in ("model", "data", "reward", "algorithm")]
-BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md")]
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md",
+                                   "tests/README.md", ".github/RELEASING.md")]  # fmt: skip
 MINE = "my_recipe.yaml"  # what the reader's own recipe is called
 HOLLOW = re.compile(r"(?<![\w\"'`])(\[\]|\{\}|nan)(?![\w\"'`])")  # printed in the place of a value
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
