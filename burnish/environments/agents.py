@@ -205,7 +205,7 @@ class _Program:
     def step(self, response: str) -> Observation:
         assert self.request is not None
         self.chat = self.request.prompt.messages
-        self.request.answer.set_result(self._message(response, self.request.prompt.told(())))
+        self.request.answer.set_result(self._message(response, self.request.prompt.told({})))
         return self._next()
 
     def _message(self, response: str, tools: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from burnish.options import Count, NonNegative, Seconds
-from burnish.registry import Named, options, register
+from burnish.registry import Choice, Named, options, register
 from burnish.utils.errors import UserError
 from burnish.utils.media import as_shown, of_array, of_frames
 from burnish.utils.user_code import load_object
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from burnish.types.prompt import Prompt
+    from burnish.types.prompt import LabelledTools, Prompt
 
 IMAGE, VIDEO = "[image]", "[video]"  # replace these where only text is shown
 POLL = 0.05  # seconds between looks at what is under way
@@ -161,9 +162,9 @@ class Environment(Named, ABC):
         """Roles of the environment's messages, to check before the run that the chat template accepts them."""
         return ()
 
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> LabelledTools:
         """JSON schemas of functions that the policy may call, for chat templates that describe tools."""
-        return []
+        return {}
 
     def check(self) -> None:
         """Check options before weights are loaded.
@@ -185,17 +186,82 @@ class Environment(Named, ABC):
         return total if self.max_length is None else min(total, self.max_length)
 
 
+@register("environment", "by_label")
+class LabelledEnvironment(Environment):
+    """Another environment for the prompts of each label (``data.label_key``). A prompt without a label has none."""
+
+    environments: dict[str, Annotated[Any, Choice("environment")]] = Field(min_length=1)
+    """Environments by label, each with a name and the options of its kind. How long dialogues are, and how many are
+    answered at a time, is an option of this environment alone."""
+
+    def episode(self) -> Episode:
+        return _OfLabel(self.environments)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple({role for environment in self.environments.values() for role in environment.roles})
+
+    def tools(self) -> LabelledTools:
+        return {label: tools for label, one in self.environments.items() for tools in one.tools().values()}
+
+    def user_code(self) -> list[str]:
+        return [path for environment in self.environments.values() for path in environment.user_code()]
+
+    def check(self) -> None:
+        for label, environment in self.environments.items():
+            for field in fields(Environment):
+                if getattr(environment, field.name) != field.default:
+                    raise UserError(
+                        f"environment.environments.{label}.{field.name} is {getattr(environment, field.name)!r}, which "
+                        f"holds for all labels; give environment.{field.name}"
+                    )
+            environment.check()
+
+    def close(self) -> None:
+        for environment in self.environments.values():
+            environment.close()
+
+
+class _OfLabel:
+    """The episode of the environment that a prompt's label chooses, made when the prompt is known."""
+
+    def __init__(self, environments: dict[str, Environment]) -> None:
+        self._environments = environments
+        self._episode: Episode | None = None
+
+    def reset(self, prompt: Prompt, seed: int) -> Any:
+        if prompt.label is None:
+            return Observation()
+        if prompt.label not in self._environments:
+            raise ValueError(
+                f"label {prompt.label!r} has no environment; environment.environments has "
+                f"{', '.join(self._environments)}"
+            )
+        self._episode = self._environments[prompt.label].episode()
+        return self._episode.reset(prompt, seed)
+
+    def step(self, response: str) -> Any:
+        return Observation(done=True) if self._episode is None else self._episode.step(response)
+
+
 @register("environment", "function")
 class FunctionEnvironment(Environment):
-    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response)."""
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), or an
+    environment of Gymnasium."""
 
     path: str
-    """Where it is: package.module:Game, or path/to/file.py:Game."""
+    """Where it is: package.module:Game, path/to/file.py:Game, or gymnasium:make with its id among the arguments."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of every episode."""
 
     def episode(self) -> Episode:
-        return load_object(self.path, "environment")(**self.arguments)  # type: ignore[no-any-return]
+        made: Any = load_object(self.path, "environment")(**self.arguments)
+        gymnasium = sys.modules.get("gymnasium")  # which an environment of its own has imported
+        if gymnasium is None or not isinstance(made, gymnasium.Env):
+            return made  # type: ignore[no-any-return]
+        from burnish.environments.gym import GymEpisode
+
+        return GymEpisode(made)
 
     def user_code(self) -> list[str]:
         return [self.path]

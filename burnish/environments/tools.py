@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation, is_video, shown
 from burnish.environments.call_formats import Call, calls_in
+from burnish.environments.mcp import connect
 from burnish.options import Count, Seconds
 from burnish.registry import Choice, register
 from burnish.utils.contracts import arguments, summary
@@ -26,12 +28,13 @@ from burnish.utils.user_code import awaited, load_object, reason
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from burnish.types.prompt import Prompt
+    from burnish.types.prompt import LabelledTools, Prompt
 
     Result = str | Image
 
 BEFORE, AFTER = "<tool_response>\n", "\n</tool_response>"
 LONGEST_LOAD = 300.0  # seconds in which the functions must be loaded, with what their classes load
+CONNECTIONS = ExitStack()  # of this process to MCP servers, until it ends
 GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see ``takes``
 
 
@@ -39,13 +42,16 @@ GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see 
 class Tools(Environment):
     """Functions that the model calls in its family's way; a response without a call ends the dialogue."""
 
-    functions: dict[Annotated[str, Field(pattern=r"\S")], str] = Field(min_length=1)
+    functions: dict[Annotated[str, Field(pattern=r"\S")], str] = field(default_factory=dict)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: images
     and videos as such, all else as text. A keyword-only parameter images gets the images of the dialogue so far, and
     seed a number of this call. Of a class, an instance is made in that process and called."""
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Keyword arguments of classes among the functions, by the functions' names."""
+    servers: dict[str, str] = field(default_factory=dict)
+    """MCP servers whose tools may be called too, by names of yours: the command that starts one, or its http address.
+    Every process of the functions has connections of its own."""
     calls: Annotated[Any, Choice("call format")] = Field(default="hermes", validate_default=True)
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
     Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, pythonic (Llama 4, Gemma 3,
@@ -68,14 +74,15 @@ class Tools(Environment):
     def roles(self) -> tuple[str, ...]:
         return (self.role,)
 
-    def tools(self) -> list[dict[str, Any]]:
-        described = self.functions if self.describe else {}
-        return [schema(name, load_object(path, "tool")) for name, path in described.items()]
+    def tools(self) -> LabelledTools:
+        return {None: list(self.schemas.values())} if self.describe else {}
 
     def user_code(self) -> list[str]:
         return [*self.functions.values(), *([self.calls.name] if ":" in self.calls.name else [])]
 
     def check(self) -> None:
+        if not self.functions and not self.servers:
+            raise UserError("environment.functions and environment.servers are empty; name a function or a server")
         try:
             calls_in("", self.calls, {})
         except Exception as error:  # the function may be the user's
@@ -88,6 +95,8 @@ class Tools(Environment):
             raise UserError(
                 f"environment.arguments has {strange[0]}, but environment.functions has {', '.join(self.functions)}"
             )
+        if twice := [name for name in self._served if name in self.functions]:
+            raise UserError(f"environment.functions has {twice[0]}, as a server of environment.servers; rename yours")
 
     def _check_arguments(self, name: str, tool: Any) -> None:
         own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"
@@ -121,12 +130,21 @@ class Tools(Environment):
         return free
 
     @cached_property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """JSON schemas of what may be called, by name."""
+        return {name: schema(name, load_object(path, "tool")) for name, path in self.functions.items()} | self._served
+
+    @cached_property
+    def _served(self) -> dict[str, dict[str, Any]]:
+        if not self.servers:
+            return {}
+        with ExitStack() as stack:
+            return {name: tool.schema for name, tool in connect(self.servers, stack).items()}
+
+    @property
     def parameters(self) -> dict[str, Any]:
-        """JSON schemas of the parameters of each function."""
-        return {
-            name: schema(name, load_object(path, "tool"))["function"]["parameters"]
-            for name, path in self.functions.items()
-        }
+        """JSON schemas of the parameters of each tool."""
+        return {name: one["function"]["parameters"] for name, one in self.schemas.items()}
 
     @cached_property
     def sees(self) -> bool:
@@ -137,8 +155,8 @@ class Tools(Environment):
         """The result of one call, as texts and images, or what is wrong with it."""
         if call.problem:
             return [f"error: {call.problem}"]
-        if call.name not in self.functions:
-            return [f"error: there is no tool {call.name!r}; there are {', '.join(self.functions)}"]
+        if call.name not in self.schemas:
+            return [f"error: there is no tool {call.name!r}; there are {', '.join(self.schemas)}"]
         process = self._free.get()
         try:
             result = process.call(call.name, call.arguments or {}, images, seed)
@@ -191,7 +209,7 @@ class ToolProcess:
     def _started(self) -> Server:
         if self._server is None:
             tools = self._tools
-            self._server = Server(_load, (tools.functions, tools.arguments))
+            self._server = Server(_load, (tools.functions, tools.arguments, tools.servers))
             try:
                 self._server.load(LONGEST_LOAD, f"it took longer than {LONGEST_LOAD:g} seconds")
             except (LoadFailed, TimeoutError, ChildDied) as error:
@@ -201,14 +219,16 @@ class ToolProcess:
         return self._server
 
 
-def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]]]) -> Callable[..., list[Result]]:
-    paths, arguments = given
+def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, str]]) -> Callable[..., list[Result]]:
+    paths, arguments, servers = given
     sys.stdout = sys.stderr  # what a tool prints is no metric of the run
     tools = {name: load_object(path, "tool") for name, path in paths.items()}
     functions = {
         name: tool(**arguments.get(name, {})) if isinstance(tool, type) else tool for name, tool in tools.items()
     }
     wanted = {name: [one for one in GIVEN if takes(tool, one)] for name, tool in tools.items()}
+    served = connect(servers, CONNECTIONS) if servers else {}
+    functions, wanted = functions | served, wanted | {name: [] for name in served}
 
     def answer(name: str, written: Mapping[str, Any], given: Mapping[str, Any]) -> list[Result]:
         try:

@@ -65,8 +65,7 @@ from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import own_rows
 from burnish.training.trainer import AuxiliaryLoss, learned_in_an_update
 from burnish.types.media import Media
-from burnish.types.prompt import Prompts
-from burnish.types.rollout import Prompt
+from burnish.types.prompt import LabelledTools, Prompt, Prompts
 from burnish.utils.errors import UserError
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
@@ -382,8 +381,8 @@ class LanguageAssembly(Assembly):
         return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
 
     @cached_property
-    def _tools(self) -> list[dict[str, Any]]:
-        return self.config.environment.tools() if self.config.environment is not None else []
+    def _tools(self) -> LabelledTools:
+        return self.config.environment.tools() if self.config.environment is not None else {}
 
     def probe(self) -> None:
         if not self.config.scored:

@@ -58,7 +58,8 @@ class Dialogues(ResponseEngine):
         # what is said again goes through the processor once
         self._said: LruCache[Encoded] = LruCache(CACHED, bytes_of)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
-            self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)
+            for tools in self.tools.values() or [()]:
+                self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=tools)
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
         """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
@@ -190,7 +191,7 @@ class Dialogues(ResponseEngine):
         if observation.prompt is None and self.environment.history == "tokens":
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             shown = Shown(observation.images, [Video(frames, chosen=True) for frames in observation.videos])
-            turn = partial(self.model.turn, end, observation.messages, shown, self.tools)
+            turn = partial(self.model.turn, end, observation.messages, shown, row.prompt.told(self.tools))
             return False, self._read(observation, turn, *end)
         if observation.prompt is None:
             row.chat += observation.messages

@@ -22,7 +22,7 @@ from burnish.training.ranks import Ranks, distribute, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import LabelledTools, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
@@ -39,7 +39,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIB
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, cached: int = CACHED) -> None:
+    def __init__(self, model: LanguageModel, tools: LabelledTools | None = None, *, cached: int = CACHED) -> None:
         """Make one for a model.
 
         Args:
@@ -47,7 +47,7 @@ class Encoder:
             tools: JSON schemas of functions that the prompts tell of.
             cached: bytes of prompts that are kept, at most.
         """
-        self.model, self.tools = model, tools
+        self.model, self.tools = model, tools or {}
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
         self._encoded: LruCache[Encoded] = LruCache(cached, bytes_of)
 
@@ -104,7 +104,7 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
     return distribute(ranks, length, prompts)
 
 
-def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
+def length_unread(model: LanguageModel, prompt: Prompt, tools: LabelledTools) -> int | None:
     """Tokens of a prompt with its images, of which only the sizes are read; None where that doesn't tell."""
     if prompt.videos or prompt.audios:
         return None
@@ -131,9 +131,9 @@ class Readers:
     made here, to the bit.
     """
 
-    def __init__(self, config: LanguageConfig, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, config: LanguageConfig, tools: LabelledTools) -> None:
         """Nothing is started before there is something to read."""
-        self.config, self.tools = config, list(tools)
+        self.config, self.tools = config, tools
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._largest = 1  # batch of ``ahead``
@@ -198,7 +198,7 @@ class Readers:
         return server
 
 
-def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, bytes]]:
+def _load(argument: tuple[LanguageConfig, LabelledTools]) -> Callable[[Prompt], tuple[str, bytes]]:
     """In a process: the function that reads what a prompt shows, or says what is wrong with it."""
     from burnish.language.model.loading import load_outline
 

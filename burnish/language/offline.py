@@ -25,7 +25,7 @@ from burnish.language.records import ResponseRecord
 from burnish.training.ranks import Ranks
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, ResponseRows
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import LabelledTools, Prompt
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses, Scores
 
 Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]  # as an engine has it, or for all ranks
@@ -194,7 +194,7 @@ def short_records(
     records: Sequence[ResponseRecord],
     reader: Callable[[], LanguageModel],
     config: LanguageConfig,
-    tools: Sequence[dict[str, Any]],
+    tools: LabelledTools,
     ranks: Ranks,
 ) -> list[ResponseRecord]:
     """The records that are short enough; none is truncated.
@@ -232,7 +232,7 @@ def _complaint(
     known: Positions | None,
     reader: Callable[[], LanguageModel],
     config: LanguageConfig,
-    tools: Sequence[dict[str, Any]],
+    tools: LabelledTools,
 ) -> str:
     """In what a record is too long; "" where it is not.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import marshal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from json.encoder import encode_basestring
@@ -18,6 +18,7 @@ from burnish.utils.json_text import parse_json
 
 SHOWN = 60  # characters of a prompt in a message
 CALL = 128  # bytes around the call of a tool
+LabelledTools = Mapping[str | None, Sequence[dict[str, Any]]]  # schemas of functions by the label of prompts; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,12 @@ class Prompt:
         """Bytes that a chat template writes of it at most, but for what is around messages, and for media."""
         return sum(turn.size for turn in self.turns) + 2 * len(self.tools.encode())
 
-    def told(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Schemas of the functions that it tells of: its own, and ``tools`` of other names."""
+    def told(self, tools: LabelledTools) -> list[dict[str, Any]]:
+        """Schemas of the functions that it tells of: its own, and those of its label in ``tools`` with other names."""
         own: list[dict[str, Any]] = parse_json(self.tools) if self.tools else []
         named = {one.get("function", {}).get("name") for one in own}
-        return [*own, *(one for one in tools if one.get("function", {}).get("name") not in named)]
+        shared = tools.get(self.label, tools.get(None, ()))
+        return [*own, *(one for one in shared if one.get("function", {}).get("name") not in named)]
 
     def chat(self) -> list[dict[str, Any]]:
         """The conversation as transformers' chat templates read it."""

@@ -1,14 +1,18 @@
 """Environments keep what plug-ins are asked for: a dialogue is a function of its prompt, its seed and the responses."""
 
 import random
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from burnish.environments.base import Environment, Observation
 from burnish.registry import lookup, names
 from burnish.testing import check_environment
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 from tests.support.processes import holds_nothing_up
 
 PROMPT = Prompt(text="Which way?", answer="4")
@@ -26,6 +30,76 @@ def test_tools(tmp_path: Path) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
     broken = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     check_environment(tools, PROMPT, [call, broken, "It is 4."])
+
+
+SERVER = """\
+from mcp.server.mcpserver import Image, MCPServer
+server = MCPServer("sums")
+@server.tool()
+def add(a: int, b: int) -> int:
+    if a > 9:
+        raise ValueError("too large")
+    return a + b
+@server.tool()
+def shown(grey: int) -> Image:
+    import io, PIL.Image
+    PIL.Image.new("L", (8, 8), grey).save(data := io.BytesIO(), "PNG")
+    return Image(data=data.getvalue(), format="png")
+server.run()
+"""
+
+
+def test_tools_of_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (tmp_path / "server.py").write_text(SERVER)
+    tools = lookup("environment", "tools")(servers={"sums": f"{sys.executable} {tmp_path / 'server.py'}"})
+    tools.check()
+    assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown"]
+    call = '<tool_call>{"name": "add", "arguments": {"a": %s, "b": 2}}</tool_call>'
+    picture = '<tool_call>{"name": "shown", "arguments": {"grey": 200}}</tool_call>'
+    check_environment(tools, PROMPT, [call % 2, picture, call % 10, "It is 4."])
+    episode = tools.episode()
+    episode.reset(PROMPT, 0)
+    assert [episode.step(call % a).words for a in (2, 10)] == ["4", "error: RuntimeError: Error executing tool add"]
+    assert episode.step(picture).images[0].getpixel((0, 0)) in (200, (200, 200, 200))
+    tools.close()
+    with pytest.raises(UserError, match=r"environment\.servers\.sums is 'true'"):
+        lookup("environment", "tools")(servers={"sums": "true"}).check()
+
+
+def test_environments_of_gymnasium() -> None:
+    pytest.importorskip("gymnasium")
+    function = lookup("environment", "function")
+    lake = function(
+        path="gymnasium:make", arguments={"id": "FrozenLake-v1", "is_slippery": False, "render_mode": "ansi"}
+    )
+    check_environment(lake, PROMPT, ["I go down: 1", "somewhere", "2", "1", "1"])
+    episode = lake.episode()
+    assert "SFFF" in episode.reset(PROMPT, 0).words.replace("\x1b[41mS\x1b[0m", "S")
+    assert episode.step("not 1 but 9") == Observation("There is no action of Discrete(4) in this response.", reward=0.0)
+    steps = [episode.step(f"To {way}") for way in (2, 2, 1, 1, 1, 2)]  # as the map has it, around the holes
+    assert [(step.reward, step.done) for step in steps] == [(0.0, False)] * 5 + [(1.0, True)]
+    boxes = function(path="tests.support.games:Boxes").episode()
+    seen = boxes.reset(PROMPT, 3)
+    assert (seen.words, np.asarray(seen.images[0]).max()) == ("image: [image]\nstep: 0\n", 3)
+    assert boxes.step('so {"move": [0.5, -1], "name": "left"}').reward == -0.5
+    assert "no action" in boxes.step('{"move": [0.5, 7], "name": "left"}').words
+
+
+def test_another_environment_for_each_label(tmp_path: Path) -> None:
+    game = {"name": "function", "path": f"{ROOT}/examples/grid_game.py:GridGame"}
+    (tmp_path / "sums.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
+    tools = {"name": "tools", "functions": {"add": f"{tmp_path / 'sums.py'}:add"}}
+    both = lookup("environment", "by_label")(environments={"game": game, "sums": tools}, max_turns=9)
+    both.check()
+    for label in ("game", "sums", None):
+        check_environment(both, replace(PROMPT, label=label), MOVES)
+    assert [len(replace(PROMPT, label=label).told(both.tools())) for label in ("game", "sums", None)] == [0, 1, 0]
+    with pytest.raises(ValueError, match="label 'other' has no environment"):
+        both.episode().reset(replace(PROMPT, label="other"), 0)
+    with pytest.raises(UserError, match=r"environments\.game\.max_turns is 7"):
+        lookup("environment", "by_label")(environments={"game": game | {"max_turns": 7}}).check()
+    both.close()
 
 
 class Shared(Environment):

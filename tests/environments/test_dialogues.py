@@ -123,7 +123,7 @@ def test_tools_on_images_show_copies_that_can_be_looked_at_again(made):
     names = ("zoom", "zoom_relative", "crop", "draw_box", "draw_line")
     functions = {name: f"burnish.environments.images:{name}" for name in names}
     tools = made(functions=functions, calls="pythonic")
-    told = {one["function"]["name"]: one["function"]["parameters"] for one in tools.tools()}
+    told = {one["function"]["name"]: one["function"]["parameters"] for one in tools.tools()[None]}
     assert (list(told["zoom"]["properties"]), told["zoom"]["required"]) == (["bbox_2d", "image"], ["bbox_2d"])
     assert "in pixels" in told["zoom"]["properties"]["bbox_2d"]["description"]
     episode = begun(tools, SHOWN)
@@ -166,7 +166,7 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     for other in (draw("a blue circle", seed=3), draw("a red square", seed=4)):
         assert not np.array_equal(first, other)
     drawing, adding = {"draw": f"{Draw.__module__}:Draw"}, {"add": f"{HERE}:add"}
-    (told,) = Tools(functions=drawing).tools()
+    (told,) = Tools(functions=drawing).tools()[None]
     words = {"prompt": {"type": "string", "description": "what it shows"}}
     assert told["function"]["parameters"] == {"type": "object", "properties": words, "required": ["prompt"]}
     for functions, arguments, message in (

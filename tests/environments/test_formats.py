@@ -16,7 +16,7 @@ def look(place: str, times: int, deep: bool = False, spots: list[int] | None = N
     """Look somewhere."""
 
 
-(TOLD,) = lookup("environment", "tools")(functions={"look": f"{__name__}:look"}).tools()
+(TOLD,) = lookup("environment", "tools")(functions={"look": f"{__name__}:look"}).tools()[None]
 SCHEMAS = {"look": TOLD["function"]["parameters"]}
 WANTED = {"place": "7", "times": 3, "deep": True, "spots": [1, 2]}
 # of each format: a call of look as models write it, two of them, and one that is broken

@@ -127,10 +127,10 @@ def test_tools_are_told_by_the_template_and_their_results_are_wrapped_once(model
     model, tools = models(case), lookup("environment", "tools")(functions=FUNCTIONS)
     told = tools.episode().step(CALLS)
     assert told.words == "42\n7"
-    turn = model.turn(model.response_ids(CALLS), told.messages, tools=tools.tools())
+    turn = model.turn(model.response_ids(CALLS), told.messages, tools=tools.tools()[None])
     assert RESULTS[case] in model.tokenizer.decode(turn.ids[0])
-    ids = model.encode([said("user", "One?")], tools=tools.tools()).ids[0].tolist()
-    assert ids == whole(model, said("user", "One?"), tools=tools.tools())
+    ids = model.encode([said("user", "One?")], tools=tools.tools()[None]).ids[0].tolist()
+    assert ids == whole(model, said("user", "One?"), tools=tools.tools()[None])
     assert '"name": "weigh", "description": "Weigh a thing."' in model.tokenizer.decode(ids)
     tools.close()
 

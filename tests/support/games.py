@@ -81,3 +81,20 @@ def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_
     engine = Dialogues(own, environment)
     job = ResponseJob.groups(asked, n, purpose="rollout", update=1, sampling=more.pop("sampling", SAMPLING))
     return engine.sample(job)
+
+
+def Boxes() -> Any:
+    """An environment of Gymnasium with spaces of several parts."""
+    from gymnasium import Env, spaces
+
+    class Moves(Env):
+        action_space = spaces.Dict({"move": spaces.Box(-1, 1, (2,)), "name": spaces.Text(8)})
+        observation_space = spaces.Dict({"image": spaces.Box(0, 255, (4, 4, 3), np.uint8), "step": spaces.Discrete(9)})
+
+        def reset(self, *, seed=None, options=None):
+            return {"image": np.full((4, 4, 3), seed, np.uint8), "step": 0}, {}
+
+        def step(self, action):
+            return {"image": np.zeros((4, 4, 3), np.uint8), "step": 1}, action["move"].sum(), False, False, {}
+
+    return Moves()

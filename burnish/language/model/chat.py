@@ -17,7 +17,7 @@ from burnish.utils.json_text import read_object
 if TYPE_CHECKING:
     from burnish.language.model.base import Chat, Tools
     from burnish.language.model.universal import LanguageModel
-    from burnish.types.prompt import Message, Prompt
+    from burnish.types.prompt import LabelledTools, Message, Prompt
 
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
@@ -375,7 +375,7 @@ def _parts(message: dict[str, Any]) -> Sequence[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def check_messages(reader: Callable[[], LanguageModel], prompts: Sequence[Prompt], tools: Tools) -> None:
+def check_messages(reader: Callable[[], LanguageModel], prompts: Sequence[Prompt], tools: LabelledTools) -> None:
     """Refuse conversations that the chat template refuses, or of which it leaves something out.
 
     Args:

@@ -1,0 +1,102 @@
+"""Environments of Gymnasium: what they show becomes text and images, and what a response says becomes an action."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burnish.environments.base import Observation
+
+if TYPE_CHECKING:
+    from burnish.types.prompt import Prompt
+
+Shown = list[Any]  # texts and images
+
+
+class GymEpisode:
+    """One dialogue with a ``gymnasium.Env``.
+
+    The policy sees what the environment renders (``render_mode`` ansi or rgb_array), and without that its observations.
+    The record's own keys are the ``options`` of its reset.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        observation, _ = self._env.reset(seed=seed, options=prompt.info or None)
+        return Observation(self._shown(observation))
+
+    def step(self, response: str) -> Observation:
+        try:
+            action = action_in(response, self._env.action_space)
+        except ValueError as error:
+            return Observation(str(error), reward=0.0)
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        return Observation(self._shown(observation), reward=float(reward), done=bool(terminated or truncated))
+
+    def _shown(self, observation: Any) -> Shown:
+        return shown(self._env.render() if self._env.render_mode in ("ansi", "rgb_array") else observation)
+
+
+def action_in(response: str, space: Any) -> Any:
+    """The action that a response ends with.
+
+    Args:
+        response: of the policy.
+        space: of the actions. Of a Discrete space the last whole number counts, of a Text space the response without
+            surrounding whitespace, of others the last JSON value, a list or an object.
+
+    Raises:
+        ValueError: there is none, or it is not in the space.
+    """
+    kind, written = type(space).__name__, list[Any]()
+    if kind == "Text":
+        written = [response.strip()]
+    elif kind == "Discrete":
+        written = [int(number) for number in re.findall(r"-?\d{1,9}", response)]
+    else:
+        written = list(_values(response))
+    try:
+        action = _as_action(written[-1], space)
+        if space.contains(action):
+            return action
+    except (IndexError, KeyError, TypeError, ValueError):  # it has another form than the space
+        pass
+    raise ValueError(f"There is no action of {space} in this response.")
+
+
+def _as_action(value: Any, space: Any) -> Any:
+    """A value of JSON in the types of a space."""
+    if not hasattr(space, "spaces"):
+        return space.from_jsonable([value])[0]
+    if isinstance(value, dict):
+        return {name: _as_action(value[name], part) for name, part in space.spaces.items()}
+    return tuple(_as_action(one, part) for one, part in zip(value, space.spaces, strict=True))
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The outermost JSON lists and objects of a text."""
+    decoder, position = json.JSONDecoder(), 0
+    while begin := re.compile(r"[\[{]").search(text, position):
+        try:
+            value, position = decoder.raw_decode(text, begin.start())
+            yield value
+        except (ValueError, RecursionError):
+            position = begin.end()
+
+
+def shown(observation: Any) -> Shown:
+    """An observation as texts and images: uint8 [H, W, 3] is an image; what has names is shown with them."""
+    if isinstance(observation, str):
+        return [observation]
+    if isinstance(observation, dict):
+        return [part for name, value in observation.items() for part in (f"{name}: ", *shown(value), "\n")]
+    if isinstance(observation, tuple):
+        return [part for value in observation for part in (*shown(value), "\n")]
+    array = np.asarray(observation)
+    return [array] if array.dtype == np.uint8 and array.ndim == 3 else [json.dumps(array.tolist())]
