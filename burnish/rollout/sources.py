@@ -30,6 +30,7 @@ from burnish.types.rollout import (
 from burnish.types.samples import Ran
 from burnish.utils import random
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.heartbeat import moved
 
 R = TypeVar("R", bound=Rollouts)
 
@@ -116,6 +117,7 @@ class Stop:
         Raises:
             Cancelled: the run is to stop.
         """
+        moved()
         if self.asked():
             raise Cancelled
 

@@ -19,11 +19,13 @@ from typing import Any
 import ray
 
 from burnish.runtime.calls import device_failure
+from burnish.utils.heartbeat import Place, place
 
 log = logging.getLogger(__name__)
 
 BESIDE = "beside"  # a second line of calls, which does not wait for the first
 LIFE = "life"  # a third one, of a single call
+BEAT = "beat"  # and one that says where the first one is
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 PASSED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "HF_HOME", "TRANSFORMERS_OFFLINE")
 
@@ -50,6 +52,7 @@ class WorkerProcess:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then ends this process
         self._worker: Any = None
+        self._thread: int | None = None  # that is in a call
         self._rebuild = rebuild
         if rebuild:
             with contextlib.suppress(Exception):  # it is raised again by the first call
@@ -59,6 +62,11 @@ class WorkerProcess:
     def live(self) -> None:
         """Never return: the driver's reference to the answer is ready when this process is dead."""
         threading.Event().wait()
+
+    @ray.method(concurrency_group=BEAT)
+    def place(self) -> Place:
+        """Where its call is."""
+        return place(self._thread)
 
     def start(self) -> tuple[int, str, int]:
         """Its process id, and the address and a free port of its machine."""
@@ -81,6 +89,18 @@ class WorkerProcess:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object, or of what an attribute of it holds: ``receiver.switch``."""
+        self._thread = threading.get_ident()
+        try:
+            return self._answer(method, arguments)
+        finally:
+            self._thread = None
+
+    @ray.method(concurrency_group=BESIDE)
+    def call_beside(self, method: str, *arguments: Any) -> Any:
+        """The same, while another call goes on."""
+        return self._answer(method, arguments)
+
+    def _answer(self, method: str, arguments: Sequence[Any]) -> Any:
         if self._worker is None:
             self.build(*self._rebuild)
         try:
@@ -90,11 +110,6 @@ class WorkerProcess:
                 log.error("this worker ends, because its device failed: %s", failure)
                 os._exit(1)  # Ray starts another one, and repeats the call
             raise
-
-    @ray.method(concurrency_group=BESIDE)
-    def call_beside(self, method: str, *arguments: Any) -> Any:
-        """The same, while another call goes on."""
-        return self.call(method, *arguments)
 
 
 def environment(cpus: float, gpus: float, given: Mapping[str, Any]) -> dict[str, str]:

@@ -11,14 +11,16 @@ from typing import Any, Self
 
 import ray
 
-from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, environment
+from burnish.runtime.actor import BEAT, BESIDE, LIFE, RankInfo, WorkerProcess, environment
 from burnish.runtime.calls import POLL, Call, RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.cluster import Pool
+from burnish.utils.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
 DAY = 86_400.0  # seconds after which a restart no longer counts
-LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1}}  # of calls that do not wait for each other
+# of calls that do not wait for each other
+LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1, BEAT: 1}}
 
 
 class ActorGroup:
@@ -26,8 +28,9 @@ class ActorGroup:
 
     Every wait has a deadline (ray.call_timeout, or what a call is given) and fails at once when a worker dies. In a
     collective group, whose workers wait for each other, one that dies, raises or times out ends the others too: then
-    ``rebuild`` starts all again. Otherwise the others go on, and ``restart`` replaces the one. Workers without state
-    are replaced by Ray itself, which repeats their unfinished calls, so that others may call them by their handles.
+    ``rebuild`` starts all again. So do workers of which none moves for long (``Heartbeat``). Otherwise the others go
+    on, and ``restart`` replaces the one. Workers without state are replaced by Ray itself, which repeats their
+    unfinished calls, so that others may call them by their handles.
     """
 
     def __init__(
@@ -120,7 +123,10 @@ class ActorGroup:
         """
         shared = [_stored(argument, len(self)) for argument in arguments]
         responses = {rank: self._ask(rank, method, shared, beside, 1) for rank in range(len(self))}
-        return self._call(method, responses, seconds, option)
+        call = self._call(method, responses, seconds, option)
+        if self.collective and not beside:
+            call.heartbeat, call.handles = Heartbeat(tuple(responses), call.start), self.handles
+        return call
 
     def submit_one(
         self,

@@ -7,13 +7,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
+from burnish.utils import heartbeat
 from burnish.utils.errors import UserError
+from burnish.utils.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from burnish.runtime.actor_group import ActorGroup
@@ -83,6 +86,10 @@ class Call:
     option: str  # where the user sets that
     kept: dict[int, ray.ObjectRef[Any]] = field(default_factory=dict)  # by rank: second halves, which are never fetched
     start: float = field(default_factory=time.monotonic)
+    heartbeat: Heartbeat | None = None  # of workers that wait for each other, and
+    handles: Sequence[Any] = ()  # of which each is asked, by rank
+    _asked: float = 0.0  # when they were, last
+    _beats: dict[ray.ObjectRef[Any], int] = field(default_factory=dict)  # what they have not answered, by rank
     _found: dict[int, Any] = field(default_factory=dict)  # by rank
     _errors: dict[int, BaseException] = field(default_factory=dict)  # by rank, in their order
 
@@ -100,8 +107,32 @@ class Call:
         """Whether ``results`` returns, or raises, at once, after a worker has been waited for for N seconds."""
         while not self._errors and len(self._found) < len(self.responses):
             if not self._settle(min(seconds, self.left)):
-                return not self.left
+                self._listen()
+                return bool(self._errors) or not self.left
         return True
+
+    def _listen(self) -> None:
+        """Hear where workers are that wait for each other; if none has moved for long, they time out."""
+        if self.heartbeat is None:
+            return
+        now = time.monotonic()
+        answered, _ = ray.wait(list(self._beats), num_returns=len(self._beats), timeout=0) if self._beats else ([], [])
+        for reference in answered:
+            rank = self._beats.pop(reference)
+            with suppress(RayError):  # its call says that it died
+                self.heartbeat.hear(rank, ray.get(reference), now)
+        if now - self._asked > heartbeat.LONGEST / heartbeat.EVERY:
+            self._asked = now
+            silent = self._beats.values()
+            asked = [rank for rank in self.heartbeat.ranks if rank not in silent and self.handles[rank] is not None]
+            self._beats |= {self.handles[rank].place.remote(): rank for rank in asked}
+        if places := self.heartbeat.hanging(now):
+            told = "; ".join(f"{_workers(ranks)} {where}" for where, ranks in places.items())
+            self._errors[next(iter(places.values()))[0]] = WorkerTimeout(
+                f"pool {self.group.name} hangs in {self.method}, where no worker has moved for "
+                f"{heartbeat.LONGEST:g} s: {told}",
+                pool=self.group.name,
+            )
 
     def _settle(self, seconds: float) -> bool:
         """Take in the next response or death; False if there is none within N seconds."""
@@ -161,12 +192,15 @@ class Call:
         return cause
 
     def _timeout(self, ranks: Sequence[int]) -> WorkerTimeout:
-        who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
         return WorkerTimeout(
-            f"timed out after {self.seconds:g} s ({self.option}) waiting for {self.method} of {who} of pool "
-            f"{self.group.name}; check the workers' logs",
+            f"timed out after {self.seconds:g} s ({self.option}) waiting for {self.method} of {_workers(ranks)} of "
+            f"pool {self.group.name}; check the workers' logs",
             pool="" if self.option == "ray.start_timeout" else self.group.name,
         )
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
 
 
 def first_done(calls: Sequence[Call], check_cancelled: Callable[[], None] = lambda: None) -> list[Call]:

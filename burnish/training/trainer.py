@@ -24,6 +24,7 @@ from burnish.types.batch import Batch, numbers, settle
 from burnish.types.rollout import Collected, OfflineResponses, OfflineSamples
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.heartbeat import moved
 
 T = TypeVar("T")
 COUNTERS = ("version", "optimizer_steps", "skipped_in_a_row")  # of a trainer, which a checkpoint holds
@@ -76,6 +77,7 @@ def rank_micro_batches(
     """
     waiting: list[tuple[Batch, float]] = []
     for micro in _weighted(algorithm, batch, size, ranks):
+        moved()
         yield from ((*one, False) for one in waiting)
         waiting = [micro]
     yield from ((*one, True) for one in waiting)

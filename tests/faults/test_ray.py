@@ -4,6 +4,7 @@ All runs are on one simulated cluster, whose workers are forks; this process is 
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -170,6 +171,20 @@ def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(name, options, 
     fate.plan("train", "update", 5, rank=0)
     assert run(tmp_path / "run", *options(name)) == 0
     assert fate.met()
+    assert_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_hangs_is_named_and_the_trainer_goes_on_from_its_checkpoint(
+    options, reference, fate, caplog, monkeypatch, tmp_path
+):
+    undisturbed = reference("colocated")
+    monkeypatch.setattr("burnish.utils.heartbeat.LONGEST", 8.0)
+    fate.plan("train", "update", 3, rank=1, blow=lambda group, rank: os.kill(group.pids[rank], signal.SIGSTOP))
+    assert run(tmp_path / "run", *options("colocated")) == 0
+    assert fate.met()
+    said = next(record.getMessage() for record in caplog.records if "hangs" in record.getMessage())
+    assert re.search(r"pool train hangs in update, .* for 8 s: worker 1 not answering; worker 0 in \S+\.py:\d+", said)
     assert_same(tmp_path / "run", undisturbed)
 
 
