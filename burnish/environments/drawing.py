@@ -1,13 +1,21 @@
-"""A tool that draws: ``burnish.environments.drawing:Draw``, any text-to-image pipeline that Burnish trains."""
+"""Any text-to-image pipeline for a language model: as a tool that draws, or to learn to write its prompts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from burnish.environments.base import Observation
+from burnish.registry import Choice
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from burnish.types.prompt import Prompt
 
 
 class Draw:
@@ -69,3 +77,49 @@ class Draw:
         with torch.inference_mode(), torch.autocast(device.type, self.model.compute, enabled=self._cast):
             drawn = self.model.pipeline(prompt=prompt, generator=noise, output_type="pil", **arguments)
         return drawn.images[0]  # type: ignore[no-any-return]
+
+
+class PromptEnhancer:
+    """An environment in which the policy writes the prompt of an image, and the reward is the image's.
+
+    The images of a group begin with the same noise, so that their prompts alone make the difference. What is asked for
+    is the record's answer, where it has one, since the question may be an instruction around it.
+    """
+
+    def __init__(self, path: str, reward: str | Mapping[str, Any], **arguments: Any) -> None:
+        """Check the pipeline and the reward; both are loaded for the first response, once in a process.
+
+        Args:
+            path: directory of the pipeline.
+            reward: on images, as in a recipe of generators: its name, or its name with options.
+            arguments: of ``Draw``.
+
+        Raises:
+            UserError: the directory is not a pipeline.
+            pydantic_core.PydanticCustomError: there is no such reward.
+        """
+        Draw.check(path)
+        Choice("flow reward").made(reward)
+        self._loaded = json.dumps({"path": path, **arguments}), json.dumps(reward)
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.prompt, self.seed = replace(prompt, text=prompt.answer or prompt.text), seed
+        return Observation()
+
+    def step(self, response: str) -> Observation:
+        import numpy as np
+
+        draw, reward = _loaded(*self._loaded)
+        image = draw(response.strip(), seed=self.seed)
+        (score,) = reward([np.asarray(image.convert("RGB"))], [self.prompt])
+        if score.value is None:
+            raise ValueError(f"the image has no reward: {score.note}")
+        return Observation([image], reward=score.value, done=True)
+
+
+@cache
+def _loaded(drawing: str, reward: str) -> tuple[Draw, Any]:
+    """The pipeline and the reward of all dialogues of this process."""
+    made = Choice("flow reward").made(json.loads(reward))
+    made.prepare()
+    return Draw(**json.loads(drawing)), made

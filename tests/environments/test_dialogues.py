@@ -15,6 +15,7 @@ from burnish.environments.base import Observation
 from burnish.registry import lookup
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
+from burnish.utils.errors import UserError
 from tests.support.scoring import evaluated
 from tests.support.shown import blocks
 from tests.support.tiny_run import ROOT, burnish
@@ -177,6 +178,26 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     ):
         with pytest.raises(ValueError, match=message):
             Tools(functions=functions, arguments=arguments).check()
+
+
+def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
+    if not (files / "sd3").exists():
+        burnish("tiny", "sd3", files / "sd3")
+    drawing = {"path": str(files / "sd3"), "num_inference_steps": 2, "height": 32, "width": 32}
+    bright = {"name": "function", "path": f"{HERE}:bright"}
+    enhancer = lookup("environment", "function")(
+        path="burnish.environments.drawing:PromptEnhancer", arguments=drawing | {"reward": bright}, max_turns=1
+    )
+    enhancer.check()
+    seen = [begun(enhancer, Prompt(text="Rewrite", answer="a fox"), seed).step(" a fox at dawn ") for seed in (3, 3, 4)]
+    assert [one.done for one in seen] == [True] * 3
+    images = [np.asarray(one.images[0]) for one in seen]
+    assert seen[0].reward == pytest.approx(images[0].mean() / 255 + len("a fox"))  # of what was asked for
+    assert np.array_equal(images[0], images[1])
+    assert not np.array_equal(images[0], images[2])
+    for wrong in (drawing | {"path": "nowhere", "reward": bright}, drawing | {"reward": "nothing_such"}):
+        with pytest.raises(UserError):
+            lookup("environment", "function")(path=enhancer.path, arguments=wrong).check()
 
 
 GAMES = """

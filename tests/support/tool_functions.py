@@ -47,3 +47,8 @@ def empty():
     from PIL import Image
 
     return Image.new("RGB", (0, 0))
+
+
+def bright(images, prompts):
+    """A reward: how bright an image is, and how much was asked for."""
+    return [image.mean() / 255 + len(prompt.text) for image, prompt in zip(images, prompts, strict=True)]
