@@ -94,11 +94,13 @@ class LanguageEvaluation(Evaluation):
     def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records, names = [], []
         for i, (prompt, (response, lengths)) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
+            group, sample = int(job.group[i]), int(job.sample[i])
             if i % n == 0:
-                after = response.dialogue.images if response.dialogue is not None else ()
-                names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
+                names = _keep_media(target / "pictures", prompt, group)
+            after = response.dialogue.images if response.dialogue is not None else ()
+            own = _keep_images(target / "pictures", after, f"{group:03d}-{sample:02d}")
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
-            records.append(text | {"tokens": int(lengths.response), "images": names} | evaluated.shown[i])
+            records.append(text | {"tokens": int(lengths.response), "images": names + own} | evaluated.shown[i])
         return records
 
     def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
@@ -110,16 +112,23 @@ class LanguageEvaluation(Evaluation):
         return {"response": response.text, "finished": response.finished, "tokens": int(lengths.response)}
 
 
-def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
-    """Keep what a question shows and plays, and the images that come after it; names of the files."""
-    shown = [*(image for _, image in prompt_images(prompt)), *after]
+def _keep_media(folder: Path, prompt: Prompt, group: int) -> list[str]:
+    """Keep what a question shows and plays; names of the files."""
+    names = _keep_images(folder, [image for _, image in prompt_images(prompt)], f"{group:03d}")
     with writing(folder):
-        for number, image in enumerate(shown):
-            image.save(folder / f"{group:03d}-{number}.png")
         for number, sound in enumerate(prompt.audios):
             heard = sound.audio(KEPT_RATE)[: KEPT_SECONDS * KEPT_RATE]
-            (folder / f"{group:03d}-{number}.wav").write_bytes(encode_sound(heard[None], KEPT_RATE))
-    return sorted(path.name for path in folder.glob(f"{group:03d}-*") if path.suffix in (".png", ".wav"))
+            names.append(f"{group:03d}-{number}.wav")
+            (folder / names[-1]).write_bytes(encode_sound(heard[None], KEPT_RATE))
+    return names
+
+
+def _keep_images(folder: Path, images: Sequence[Any], stem: str) -> list[str]:
+    names = [f"{stem}-{number}.png" for number in range(len(images))]
+    with writing(folder):
+        for name, image in zip(names, images, strict=True):
+            image.save(folder / name)
+    return names
 
 
 class JudgementEvaluation(Evaluation):

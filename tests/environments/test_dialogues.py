@@ -195,6 +195,11 @@ def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
     assert seen[0].reward == pytest.approx(images[0].mean() / 255 + len("a fox"))  # of what was asked for
     assert np.array_equal(images[0], images[1])
     assert not np.array_equal(images[0], images[2])
+    given = {"name": "function", "path": enhancer.path, "arguments": enhancer.arguments, "max_turns": 1}
+    sampled = ["validation.n=2", "validation.temperature=1"]
+    rows, _ = evaluated(files, {"environment": {}}, [{"prompt": "a fox"}], *sampled, environment=given)
+    kept = [(files / "judged" / "pictures" / name).read_bytes() for row in rows for name in row["images"]]
+    assert len({row["response"] for row in rows}) == len(set(kept)) == 2  # each response has its own image
     for wrong in (drawing | {"path": "nowhere", "reward": bright}, drawing | {"reward": "nothing_such"}):
         with pytest.raises(UserError):
             lookup("environment", "function")(path=enhancer.path, arguments=wrong).check()
