@@ -1,9 +1,9 @@
 """Fixtures that more than one folder of tests uses."""
 
+import json
 import multiprocessing
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import KINDS
-from tests.support import stand_ins
 from tests.support.optional import NEED_RAY
 from tests.support.tiny_run import write_files
 
@@ -60,37 +59,24 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
 
 
-def pytest_terminal_summary(terminalreporter):
-    """What ``make thorough`` holds, and how long each part of it takes."""
-    if not os.environ.get("BURNISH_THOROUGH"):
-        return
-    cases, seconds = Counter(), Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
-        if isinstance(report, pytest.TestReport):
-            folder = report.nodeid.partition("::")[0].rpartition("/")[0]
-            cases[folder] += report.when == "call"
-            seconds[folder] += report.duration
-    for folder, spent in seconds.most_common():
-        terminalreporter.write_line(f"{folder:22} {cases[folder]:5} cases {spent / 60:6.1f} minutes of one process")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    """With BURNISH_ROUNDING set, kernels round as those of another kind of CPU may."""
-    if not os.environ.get("BURNISH_ROUNDING"):
-        return (yield)
-    from tests.support.rounding import OtherRounding
-
-    with OtherRounding():
-        return (yield)
-
-
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
     """Rewards, images and records of tiny runs; their models join them as they are needed."""
     folder = tmp_path_factory.mktemp("files")
     write_files(folder)
     return folder
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that this process asks with a token, from an empty folder."""
+    from tests.support.fake_hub import TOKEN, fake_hub, use
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with fake_hub() as made:
+        use(monkeypatch, made, str(tmp_path / "cache"))
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -134,10 +120,30 @@ def what_ships_is_registered():
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """A recipe that passes every check without a real model, in the current folder."""
-    path = stand_ins.files(tmp_path)
+    """A recipe that passes every check, with files that only look like a model and prompts, in the current folder."""
+    quickstart = tmp_path / "assets" / "quickstart"
+    (quickstart / "model").mkdir(parents=True)
+    index = {"_class_name": "StableDiffusion3Pipeline"}
+    (quickstart / "model" / "model_index.json").write_text(json.dumps(index))
+    for name in ("train", "heldout"):
+        (quickstart / f"{name}.jsonl").write_text('{"prompt": "the word 472", "answer": "472"}\n')
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(
+        f"""\
+# A small run.
+model: {{path: {quickstart / "model"}, lora: {{rank: 16}}}}
+data: {{train_files: {quickstart / "train.jsonl"}, val_files: {quickstart / "heldout.jsonl"}}}
+algorithm: {{name: diffusion_nft, beta: 0.5}}
+rewards: {{ocr: {{weight: 1.0}}, border_darkness: {{weight: 0}}}}
+rollout: {{n: 12, num_inference_steps: 8}}
+steps: 30
+output_dir: {tmp_path / "run"}
+variants:
+  flow_grpo: {{steps: 40, optimizer: {{lr: 2e-3}}, algorithm: {{clip: 1e-3}}}}
+"""
+    )
     monkeypatch.chdir(tmp_path)
-    return str(path)
+    return str(recipe)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def serve_reward(
     config = load_service(served, task=task)
     for reward in config.rewards.values():
         reward.check([])
-    scorer = Scorer(config.rewards, config.scoring, config.mixing)
+    scorer = Scorer(config.rewards, config.scoring, config.mixing, goes_on=True)  # clients decide
     with closing(bound(host, port)) as listening, closing(scorer):
         scorer.start()
         app = Service(scorer, config.service, token).app()
@@ -147,8 +147,7 @@ def load_service(served: Sequence[str], *, task: str | None = None) -> ServiceCo
     tree = merge(merge(tree, {"rewards": {label: {} for label in labels}}), with_whole_paths(nest(given)))
     open_plugins(tree.get("plugins", []))
     name = task or tree.get("task") or _task_of(labels)
-    # a service goes on: its clients decide
-    tree = labelled(tree) | {"task": name, "scoring": {"max_failures": None} | dict(tree.get("scoring") or {})}
+    tree = labelled(tree) | {"task": name}
     config = task_named(name).config
     context = Context([(Path(served[0]).name if served else "", tree)], given, tree, config)
     rewards = checked(dict[str, Annotated[Any, Choice(config.reward_kind)]], tree["rewards"], context, "rewards")
@@ -170,8 +169,6 @@ def _problems(config: ServiceConfig) -> Iterator[str]:
             yield f"rewards.{label} asks for {', '.join(asked)}, which clients don't send; remove it"
     if not any(reward.counts for reward in config.rewards.values()):
         yield "no reward with a weight is given; name one, as in: burnish serve-reward ocr"
-    if config.scoring.max_failures is not None:
-        yield "scoring.max_failures ends a run, not a service; remove it"
 
 
 def _kinds(name: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from burnish.options import Count, NonNegative, Seconds
+from burnish.options import Count, Seconds
 from burnish.registry import Choice, Named, options, register
 from burnish.utils.errors import UserError
 from burnish.utils.media import as_shown, of_array, of_frames
@@ -141,17 +141,9 @@ class Environment(Named, ABC):
     concurrency: Count = 1
     """Dialogues that are answered at the same time, in threads: for environments that wait for something, such as
     tools or a server. Episodes must not share what they change."""
-    kept_gb: NonNegative | None = None
-    """GiB of keys and values that are kept on the device from one turn to the next, so that only what is new is
-    computed; more is computed again. null: 1, where the model can go on from it. vLLM keeps its own."""
     deadline: Seconds | None = None
     """Seconds that an environment may take for an answer; the rewards of a dialogue that waits longer are missing.
     null waits for ever."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that may be kept from one turn to the next."""
-        return int((1.0 if self.kept_gb is None else self.kept_gb) * 2**30)
 
     @abstractmethod
     def episode(self) -> Episode:

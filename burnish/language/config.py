@@ -308,10 +308,6 @@ class LanguageConfig(RunConfig):
                 "which nobody answers; leave environment out, or choose an algorithm that samples",
             ),
             (
-                environment is not None and environment.kept_gb is not None and self.rollout.vllm is not None,
-                "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; remove it",
-            ),
-            (
                 longest is not None and longest < limit,
                 f"environment.max_length is {longest}, but one response alone may have rollout.max_new_tokens={limit}; "
                 "raise the first or lower the second",

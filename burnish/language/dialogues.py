@@ -32,6 +32,8 @@ from burnish.utils.user_code import awaited, place_of
 
 log = logging.getLogger(__name__)
 
+KEPT = 1 << 30  # bytes of keys and values that stay on the device from one turn to the next; more is computed again
+
 
 class Dialogues(ResponseEngine):
     """An engine whose responses an environment answers, until it is done or a limit is reached.
@@ -47,13 +49,7 @@ class Dialogues(ResponseEngine):
         self.tools = environment.tools()
         if isinstance(engine, LanguageEngine) and environment.max_turns > 1 and not self.model.keeps_turns:
             name = type(self.model.network).__name__
-            if environment.kept_gb:
-                raise UserError(
-                    f"environment.kept_gb is {environment.kept_gb:g}, but nothing of {name} is kept between turns, as "
-                    "Burnish's own decoder does not sample for it; remove it"
-                )
-            if environment.kept_gb is None:
-                log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
+            log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
         self.encode = Encoder(self.model, self.tools)
         # what is said again goes through the processor once
         self._said: LruCache[Encoded] = LruCache(CACHED, bytes_of)
@@ -152,7 +148,7 @@ class Dialogues(ResponseEngine):
             # the first turn is what it would be without an environment
             [random.key(*row.key, *([turn] if turn else [])) for row in rows],
             limits=[min(longest, self._room(row) - row.length) for row in rows],
-            turn=Turn([row.computed for row in rows], 0 if last else self.environment.kept_bytes),
+            turn=Turn([row.computed for row in rows], 0 if last else KEPT),
         )
         words = [self.model.decode(ids[:n].tolist()) for ids, n in zip(part.ids, part.length.tolist(), strict=True)]
         asked = [partial(_step, row.episode, said) for row, said in zip(rows, words, strict=True)]

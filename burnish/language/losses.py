@@ -120,7 +120,7 @@ def kto_reference_point(log_ratio: Tensor) -> Tensor:
 Ties = Literal["rao_kupper", "davidson"]
 
 
-def log_outcomes(ahead: Tensor, *, ties: Ties | None, strength: float) -> tuple[Tensor, Tensor, Tensor]:
+def log_outcomes(ahead: Tensor, *, ties: Ties | None, strength: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs that the first one wins, that it is a tie, and that the second one wins.
 
     Without ties it is Bradley and Terry's model (1952): P(first) = sigmoid(ahead), and a tie is impossible. Rao and

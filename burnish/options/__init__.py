@@ -223,9 +223,6 @@ class StepOptions:
     that Slurm and clouds set."""
     grace_period: Annotated[NonNegative, MayChange()] = 0.0
     """Seconds before walltime at which the run has stopped, in addition to the time of a checkpoint."""
-    peak_tflops: Annotated[Positive | None, MayChange()] = None
-    """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
-    that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
 
 
 @options
@@ -284,8 +281,6 @@ class ScoringOptions:
     0 scores in the process that samples: a reward that ends it (os._exit, a crash) ends the run with its exit code."""
     timeout: Annotated[Seconds, ReadIf("processes")] = 300.0
     """Seconds that a reward may take per request, all tries included; after that its values are missing."""
-    max_failures: Count | None = 1000
-    """Samples in a row that a reward may fail for before the run saves a checkpoint and ends; null never ends it."""
     probe: bool = True
     """Score synthetic samples of the first prompts before training starts, and refuse a reward that fails."""
 
@@ -298,8 +293,6 @@ class SaveOptions:
     """Policy updates between those whose samples are kept, beginning with the first."""
     prompts: Count = 8
     """Prompts of such an update whose samples are kept, all samples of each."""
-    most_mb: Positive = 2000.0
-    """Size of the folder in megabytes from which on no more are kept."""
 
 
 @options

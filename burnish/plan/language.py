@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import data_options
-from burnish.language import decoding
+from burnish.language import decoding, dialogues
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.config import LanguageConfig
 from burnish.language.engine import LanguageEngine, ResponseJob
@@ -202,7 +202,7 @@ class MadeUpResponses(LanguageEngine):
         if environment is None or environment.max_turns == 1 or not model.keeps_turns:
             return 0
         tokens = self.encode.length + max(environment.longest(0), 0)
-        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), environment.kept_bytes))
+        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), dialogues.KEPT))
 
 
 def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import textwrap
 import threading
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FAILURES = 1000  # samples in a row that a reward may fail for before the run saves a checkpoint and ends
 POLL = 0.5  # seconds between checks of what is waited for
 
 
@@ -58,7 +60,7 @@ class Batch:
 class Breaker:
     """Counts the failures of one reward, too many of which end the run. A value that it leaves out itself is none."""
 
-    def __init__(self, label: str, reward: AnyReward, most: int | None) -> None:
+    def __init__(self, label: str, reward: AnyReward, most: float) -> None:
         self.label, self.reward, self.most = label, reward, most
         self._failures = 0  # samples in a row
         self._warned: set[str] = set()
@@ -76,10 +78,8 @@ class Breaker:
                 log.warning("reward %s is missing: %s; first for %s", self.label, score.note, prompt.name)
             if self.reward.on_failure == "raise":
                 problem = f"has no value for {prompt.name}, and its on_failure is raise"
-            elif self.most is not None and self._failures >= self.most:
-                problem = (
-                    f"failed for {self._failures} samples in a row (scoring.max_failures={self.most}), the last time"
-                )
+            elif self._failures >= self.most:
+                problem = f"failed for {self._failures} samples in a row, the last time"
             else:
                 continue
             return RewardsFailing(
@@ -105,8 +105,12 @@ class Scorer:
         mixing: MixingOptions = SUM,
         *,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        goes_on: bool = False,
     ) -> None:
-        """Args: ``around`` is entered for every reward that scores in the run's own process, and may end it."""
+        """Args:
+        around: is entered for every reward that scores in the run's own process, and may end it.
+        goes_on: whatever fails, as a service does.
+        """
         self._around = around
         component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options, self.mixing = dict(rewards), options, mixing
@@ -115,7 +119,8 @@ class Scorer:
         self._lock = threading.Lock()
         self._closed = False
         self._failing: RewardsFailing | None = None
-        self._breakers = {label: Breaker(label, reward, options.max_failures) for label, reward in rewards.items()}
+        most = math.inf if goes_on else FAILURES
+        self._breakers = {label: Breaker(label, reward, most) for label, reward in rewards.items()}
 
     @property
     def overlaps(self) -> bool:

@@ -17,7 +17,7 @@ from burnish.rl.surrogates import ratio_of
 Kind = Literal["sigmoid", "ipo"]
 
 
-def pairs(reward: Tensor, group: Tensor, missing: Tensor, *, margin: float = 0.0) -> tuple[Tensor, Tensor]:
+def pairs(reward: Tensor, group: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     """The best and the worst sample of each group, for losses on preferences.
 
     Of equal ones the first is the best and the last is the worst. A group of one makes no pair, and neither does one
@@ -27,7 +27,6 @@ def pairs(reward: Tensor, group: Tensor, missing: Tensor, *, margin: float = 0.0
         reward: [B].
         group: [B] ids.
         missing: [B] bool; these are in no pair.
-        margin: the best must be better than the worst by more than this.
 
     Returns:
         Rows of winners [P] and of losers [P], long, groups in the order in which they first occur.
@@ -36,7 +35,7 @@ def pairs(reward: Tensor, group: Tensor, missing: Tensor, *, margin: float = 0.0
     for rows in _groups(group, missing):
         value = reward[rows]
         best, worst = int(value.argmax()), len(rows) - 1 - int(value.flip(0).argmin())
-        if value[best] - value[worst] > margin:
+        if value[best] > value[worst]:
             chosen.append((rows[best], rows[worst]))
     found = torch.tensor(chosen, dtype=torch.long, device=reward.device).view(-1, 2)
     return found[:, 0], found[:, 1]

@@ -159,9 +159,9 @@ class Assembly:
     @cached_property
     def roles(self) -> Any:
         """The networks."""
-        roles, stated = self.load_roles(), self.config.trainer.peak_tflops
+        roles = self.load_roles()
         roles.memory = self.config.algorithm.make_memory()
-        peak = device_peak(roles.device, roles.model.compute, stated) if self.trains else None
+        peak = device_peak(roles.device, roles.model.compute) if self.trains else None
         if peak is not None:
             roles.measure(peak)
         if self.sharded:

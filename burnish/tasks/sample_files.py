@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class SampleFiles:
     options: SaveOptions
     section: str = "rollout.save"
     first: int = 1  # update of which samples are kept
-    _full: bool = field(default=False, init=False)
 
     def wanted(self, update: int, group: int) -> bool:
         """Whether samples of a prompt are kept.
@@ -78,7 +77,7 @@ class SampleFiles:
             drawn: what decides on the random draws, with the prompt and the number of the sample; see ``Job.seeds``.
         """
         for number in dict.fromkeys(group.tolist()):
-            if not self.wanted(update, number) or self._is_full():
+            if not self.wanted(update, number):
                 continue
             rows = (group == number).nonzero().flatten().tolist()
             # several batches of an update count their prompts from 0; and a prompt may come again, with other samples
@@ -95,16 +94,6 @@ class SampleFiles:
                 write_lines(away / RECORDS, records, ascii=True)
                 shutil.rmtree(target, ignore_errors=True)
                 os.replace(away, target)
-
-    def _is_full(self) -> bool:
-        """Whether no more may be written, which is said once."""
-        if not self._full and _size(self.folder) >= self.options.most_mb * 1e6:
-            self._full = True
-            log.warning(
-                "%s has reached %s.most_mb=%g; no more samples are kept",
-                self.folder, self.section, self.options.most_mb,
-            )  # fmt: skip
-        return self._full
 
 
 def write_index(folder: Path) -> None:
@@ -180,7 +169,3 @@ def _file(folder: Path, stem: str, media: Media) -> str:
     name = f"{stem}.{suffix or ('wav' if media.kind == 'audio' else 'mp4')}"  # who decodes it looks inside
     (folder / name).write_bytes(content)
     return name
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0

@@ -127,20 +127,17 @@ def peak_of(name: str, compute: torch.dtype, *, tf32: bool) -> float | None:
     return (peak.tf32 if tf32 and peak.tf32 is not None else peak.single) * 1e12
 
 
-def device_peak(device: torch.device, compute: torch.dtype, stated: float | None) -> float | None:
+def device_peak(device: torch.device, compute: torch.dtype) -> float | None:
     """Operations per second of a device; None, with a line in the log, if nobody knows.
 
     Args:
         device: of the networks.
         compute: precision of forward passes.
-        stated: trainer.peak_tflops.
     """
-    if stated is not None:
-        return stated * 1e12
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
     peak = peak_of(name, compute, tf32=torch.get_float32_matmul_precision() != "highest") if on_gpu else None
     if peak is None:
         level = logging.WARNING if on_gpu else logging.INFO
-        log.log(level, "perf/mfu isn't logged: nobody told the peak of %s; trainer.peak_tflops does", name)
+        log.log(level, "perf/mfu isn't logged: the peak of %s is not known", name)
     return peak

@@ -34,6 +34,7 @@ def actions(run: TinyRun) -> list[dict[str, Any]]:
 def same(one: TinyRun, other: TinyRun) -> None:
     assert one.metrics == other.metrics
     assert actions(one) == actions(other)
+    assert (one.output / "alarms.jsonl").read_bytes() == (other.output / "alarms.jsonl").read_bytes()
     for name, tensor in one.tensors.items():
         assert torch.equal(tensor, other.tensors[name]), name
 

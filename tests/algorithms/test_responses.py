@@ -92,7 +92,6 @@ def test_responses_from_a_file_are_learned_as_sampled_ones_are(name):
 
 @pytest.mark.parametrize(("name", "options", "rewards", "missing", "left"), [
     ("dpo", {}, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.6], [], 1),
-    ("dpo", {"min_margin": 0.5}, [1.0, 0.5, 0.5, 1.0, 0.4, 0.5, 0.5, 0.5, 0.6], [], 1),
     ("dpo", {}, REWARDS, [0, 1], 1), ("dpo", {}, REWARDS, range(9), 0), ("ipo", {}, [1.0] * 9, [], 0),
     ("kto", {}, [1.0] * 9, [], 0), ("kto", {}, [1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 1.0, 0.0, 0.5], [2], 2),
     ("kto", {"threshold": 0.5}, [1.0] * 9, [3], 8), ("kto", {}, REWARDS, range(9), 0),

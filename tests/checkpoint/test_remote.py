@@ -6,18 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import TENSORS
-from tests.support.foreign_checkpoints import forge
+from tests.support.checkpoints import TENSORS, forge, kept, run_of
 from tests.support.tiny_run import TinyRun
-
-
-def run_of(files: Path, name: str, *options: str) -> TinyRun:
-    given = ["algorithm=grpo", "validation.max_prompts=1", "checkpoint.every=1", "checkpoint.keep_last=9", *options]
-    return TinyRun(files, "language", "llama", *given, name=f"copies/{name}")
-
-
-def kept(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
 def told(run: TinyRun) -> list[dict[str, float]]:
@@ -25,32 +15,32 @@ def told(run: TinyRun) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyRun, Path]:
+def copied(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyRun, Path]:
     there = tmp_path_factory.mktemp("there") / "run"
     run = run_of(files, "whole", f"checkpoint.copy_to=file://{there}")
     run.train()
-    assert kept(there) == ["00000001", "00000002", "00000003"]
+    assert kept(there) == [1, 2, 3]
     return run, there
 
 
 @pytest.fixture
-def there(whole: tuple[TinyRun, Path], tmp_path: Path) -> Path:
+def there(copied: tuple[TinyRun, Path], tmp_path: Path) -> Path:
     """The copies, to be damaged."""
-    return Path(shutil.copytree(whole[1], tmp_path / "20260131"))  # a name like that of a checkpoint
+    return Path(shutil.copytree(copied[1], tmp_path / "20260131"))  # a name like that of a checkpoint
 
 
-def test_a_run_goes_on_from_its_copies_on_another_machine_and_from_the_newer_of_both(whole, there, files):
+def test_a_run_goes_on_from_its_copies_on_another_machine_and_from_the_newer_of_both(copied, there, files):
     other = run_of(files, "other", f"resume=file://{there}", "steps=4")
     other.train()
-    assert told(other)[:4] == told(whole[0])
-    assert kept(other.output) == ["00000003", "00000004"]
+    assert told(other)[:4] == told(copied[0])
+    assert kept(other.output) == [3, 4]
     for path in (other.output / "checkpoints").iterdir():
         shutil.rmtree(path)
     shutil.copytree(there / "checkpoints" / "00000002", other.output / "checkpoints" / "00000002")
     before = other.metrics
     other.train()  # 3 is there, and 2 is here
     assert other.metrics == before
-    assert kept(other.output) == ["00000002", "00000003", "00000004"]
+    assert kept(other.output) == [2, 3, 4]
 
 
 def damage(newest: Path, how: str, aside: Path) -> None:
@@ -77,13 +67,13 @@ DAMAGES = ["unfinished", "manifest", "escaping", "missing", "pipe", "link", "sho
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_copy_is_skipped_for_the_one_before(how, whole, there, tmp_path, files, caplog):
+def test_a_damaged_copy_is_skipped_for_the_one_before(how, copied, there, tmp_path, files, caplog):
     damage(there / "checkpoints" / "00000003", how, tmp_path / "aside")
     other = run_of(files, f"damaged-{how}", f"resume=file://{there}")
     other.train()
     assert ("checkpoint skipped" in caplog.text) == (how != "unfinished")
-    assert told(other) == told(whole[0])
-    assert kept(other.output) == ["00000002", "00000003"]
+    assert told(other) == told(copied[0])
+    assert kept(other.output) == [2, 3]
 
 
 def test_an_unfinished_copy_is_completed_unless_what_is_copied_is_damaged(there, files, tmp_path, caplog):

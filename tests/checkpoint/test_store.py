@@ -3,41 +3,13 @@
 import json
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import TENSORS
+from tests.support.checkpoints import MANIFEST, TENSORS, kept, run_of
 from tests.support.tiny_run import TinyRun
-
-MANIFEST = "manifest.json"
-
-
-def run_of(files: Path, name: str, *options: str) -> TinyRun:
-    given = ["algorithm=grpo", "validation.max_prompts=1", "checkpoint.every=1", "checkpoint.keep_last=9", *options]
-    return TinyRun(files, "language", "llama", *given, name=f"store/{name}")
-
-
-def kept(run: TinyRun) -> list[int]:
-    return sorted(int(path.name) for path in (run.output / "checkpoints").iterdir())
-
-
-@pytest.fixture(scope="module")
-def whole(files: Path) -> TinyRun:
-    run = run_of(files, "whole")
-    run.train()
-    assert kept(run) == [1, 2, 3]
-    return run
-
-
-@pytest.fixture
-def copy(whole: TinyRun, files: Path) -> TinyRun:
-    """The same run, to be damaged."""
-    run = run_of(files, "copy")
-    shutil.copytree(whole.output, run.output)
-    return run
 
 
 def newest(run: TinyRun) -> Path:
@@ -99,10 +71,10 @@ def test_the_newest_are_kept_and_the_best(files):
     scores = {line["training/global_step"]: line for line in run.metrics}
     (reward,) = (name for name in scores[0] if name.startswith("val-core/") and name.endswith("reward/mean@1"))
     best = max(range(1, 6), key=lambda update: (scores[update][reward], update))
-    assert kept(run) == sorted({best, 5})
+    assert kept(run.output) == sorted({best, 5})
     run = run_of(files, "newest", "checkpoint.keep_last=2", "checkpoint.keep_best=false")
     run.train()
-    assert kept(run) == [2, 3]
+    assert kept(run.output) == [2, 3]
 
 
 def test_a_checkpoint_of_another_run_is_refused_entry_by_entry(copy, files):

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,10 @@ import yaml
 from huggingface_hub import constants
 from PIL import Image
 
-from tests.support.fake_hub import TOKEN, FakeHub, fake_hub, use
+from tests.support.fake_hub import TOKEN, FakeHub
 from tests.support.http_servers import serving
 from tests.support.reports import Story, run_folder
 from tests.support.tiny_run import TinyRun, burnish
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path) -> Iterator[FakeHub]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Models, adapters, tokenizers and scorers of the Hugging Face hub: what is fetched, and which commit a run keeps."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from tests.support.fake_hub import FakeHub, Files, fake_hub, use
+from tests.support.fake_hub import Files
 from tests.support.scorers import checkpoint
 from tests.support.shown import ROOT
 from tests.support.tiny_run import TinyRun, burnish
@@ -24,14 +23,6 @@ def files_in(folder: Path) -> Files:
 
 FILES = files_in(MODEL)
 CHANGED = FILES | {"scheduler/scheduler_config.json": FILES["scheduler/scheduler_config.json"] + b"\n"}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.chdir(tmp_path)
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
 
 
 @pytest.fixture

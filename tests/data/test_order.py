@@ -7,13 +7,15 @@ from random import Random
 
 import pytest
 
+import burnish as package
 from burnish.data.prompts import read_prompts
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from tests.support.optional import seldom
 from tests.support.records import GENERATOR, LANGUAGE, read, write
+from tests.support.runs import last_state
 from tests.support.shown import ROOT, blocks
-from tests.support.tiny_run import TinyRun
+from tests.support.tiny_run import TinyRun, burnish
 
 SMALL = ["algorithm=grpo", "rollout={n: 2, max_new_tokens: 1}", "data.train_batch_size=3", "trainer.epochs=1",
          "checkpoint.every=1", "trainer.mini_batch_size=null"]  # fmt: skip
@@ -80,6 +82,47 @@ def test_a_resumed_run_draws_as_if_nothing_had_happened(files, tmp_path, options
     assert parts.after(5) == expected
     if "sampler" in str(options):
         assert len(set(flat(expected)[:6])) == 6, "new prompts come before all others"
+
+
+def without_steps(files, paths):
+    given = [f"data.train_files={json.dumps(paths)}", *SMALL, "data.train_batch_size=2"]
+    run = TinyRun(files, "language", "llama", *given, name="epochs")
+    tree = json.loads(run.recipe.read_text())
+    del tree["steps"]
+    run.recipe.write_text(json.dumps(tree))
+    return run
+
+
+@pytest.mark.thorough
+def test_a_run_of_epochs_has_as_many_updates_and_can_be_made_longer(files, tmp_path):
+    run = without_steps(files, lists(tmp_path, 5, 3))
+    run.train("data.epochs=0.5", "data.mix=[3, 1]")
+    assert "steps: 2" in (run.output / "config.yaml").read_text(), "half of 8 records by twos"
+    run.train("data.epochs=1", "data.mix=[3, 1]")
+    whole = last_state(run.output)
+    assert run.metrics[-1]["training/global_step"] == 4
+    said = run.train("data.epochs=2", "data.mix=[1, 1]", status=2).message
+    assert "data.mix: [3.0, 1.0] -> [1.0, 1.0]" in said
+    straight = without_steps(files, lists(tmp_path, 5, 3))
+    straight.train("steps=4", "data.mix=[3, 1]")
+    assert last_state(straight.output) == whole
+
+
+def test_the_command_line_decides_between_steps_and_epochs(files, tmp_path):
+    paths = lists(tmp_path, 5, 3)
+    recipe, upper, above = without_steps(files, paths).recipe, tmp_path / "upper.yaml", tmp_path / "above.yaml"
+    given = ["algorithm=grpo", f"data.train_files={json.dumps(paths)}"]
+    upper.write_text(json.dumps({"extends": str(recipe), "algorithm": "grpo", "data": {"epochs": 3}}))
+    above.write_text(json.dumps({"extends": str(upper), "steps": 5}))
+    assert package.load(str(upper)).data.epochs == 3
+    assert package.load(str(upper), "steps=7").data.epochs is None
+    assert (package.load(str(above)).steps, package.load(str(above)).data.epochs) == (5, None)
+    for more, said in (
+        (["steps=7", "data.epochs=2"], "steps and data.epochs are both given"),
+        (["data.mix=[1,2,3]"], "data.mix has 3 weights"),
+        (["data.mix=[1,2]", "data.sampler=a:b"], "data.mix and data.sampler"),
+    ):
+        assert said in burnish("train", recipe, *given, *more, f"output_dir={tmp_path / 'run'}", status=2).message
 
 
 def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(files, tmp_path, caplog):

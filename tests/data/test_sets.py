@@ -11,7 +11,6 @@ import pytest
 
 from burnish.data import sets
 from burnish.data.sets import SETS
-from tests.support.fake_hub import fake_hub, use
 from tests.support.http_servers import send, serving
 from tests.support.records import prompts
 from tests.support.tiny_run import burnish
@@ -115,14 +114,6 @@ def video(number, path, **other):
         "problem_id": number, "problem": f"What is {number}?", "data_type": "video", "problem_type": "multiple choice",
         "options": ["A. one", "B. two"], "solution": "<answer>B</answer>", "path": path,
     } | other  # fmt: skip
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    pytest.importorskip("datasets")
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
 
 
 def test_questions_whose_videos_are_in_archives_are_written_with_them(hub, tmp_path):

@@ -1,7 +1,6 @@
 """Burnish from Python: objects in the place of options, and parts of one's own, which are held to a contract."""
 
 import functools
-import inspect
 import os
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import pytest
 
 import burnish
 from burnish import registry
-from burnish.registry import KINDS, known, lookup, names, register
+from burnish.registry import known, lookup, names, register
 from burnish.rewards.base import Reward, Score
 from burnish.rl.algorithm import Algorithm
-from tests.support import reward_functions
+from tests.support import named_rewards
 from tests.support.shown import HOLLOW, ROOT, blocks
 from tests.support.tiny_run import burnish as run
 
@@ -63,16 +62,16 @@ class Mine(Reward):
 
 def test_functions_and_classes_stand_in_the_place_of_names(recipe):
     register("flow reward", "mine")(Mine)
-    given = {"a": Mine, "b": {"name": Mine, "width": 2}, "c": reward_functions.brightness}
+    given = {"a": Mine, "b": {"name": Mine, "width": 2}, "c": named_rewards.brightness}
     config = burnish.load(recipe, rewards=given)
     assert (config.rewards["a"], config.rewards["b"]) == (Mine(), Mine(width=2))
-    assert config.rewards["c"].path == "tests.support.reward_functions:brightness"
+    assert config.rewards["c"].path == "tests.support.named_rewards:brightness"
     assert config.scoring.processes == 1
 
 
 @pytest.mark.parametrize(("overrides", "given"), [(["runtime=ray"], {}), ([], {"scoring": {"processes": 2}})])
 def test_an_object_of_this_process_judges_in_it_alone(overrides, given, recipe):
-    reward = functools.partial(reward_functions.brightness)
+    reward = functools.partial(named_rewards.brightness)
     config = burnish.load(recipe, rewards={"mine": reward})
     assert (config.scoring.processes, config.rewards["mine"].path) == (0, "object:mine")
     assert config.rewards["mine"].check([]) is None
@@ -114,14 +113,6 @@ def test_what_a_kind_demands_is_checked_when_a_class_is_registered(kind, bases, 
 def test_a_function_is_held_to_its_contract_too(kind, function, said):
     with pytest.raises(ValueError, match=said):
         register(kind, "short")(function)
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_what_ships_with_burnish_is_what_its_kind_demands(kind):
-    for name in names(kind):
-        entry = lookup(kind, name)
-        assert entry.name == name
-        assert not inspect.isabstract(entry)
 
 
 def test_plugins_of_installed_packages_are_opened_when_a_name_is_unknown(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "tdm_r1 all weights": ("flux", [ALL, "algorithm.advantage_std=group", "rollout.solver=dpm2m", *ONE_STEP]),
     # preferences, teachers, differentiable rewards, records
     "diffusion_dpo": ("flux", [TWO_TIMES, "algorithm.sft_coef=0.1", "algorithm.kind=ipo"]),
-    "diffusion_dpo schedule": ("flux", ["algorithm.times=schedule", TWO_TIMES, "algorithm.min_margin=0.001"]),
+    "diffusion_dpo schedule": ("flux", ["algorithm.times=schedule", TWO_TIMES]),
     "diffusion_dpo pairs": ("flux", [*PAIRS, TWO_TIMES, "algorithm.label_smoothing=0.1", ALL]),
     "distill": ("sd3", ["algorithm.objective=distill_kl", "algorithm.transition=sde",
                         "algorithm.teachers=[{guidance_scale: 2}, {guidance_scale: 4}]"]),

@@ -25,7 +25,7 @@ DIGITS = 6
 RELATIVE, ABSOLUTE = 2e-2, 2e-3
 COMPARED = ("critic/rewards/mean", "actor/loss", "actor/grad_norm", "actor/pg_loss", "critic/advantages/max")
 # variables that make this CPU compute as another
-HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BURNISH_ROUNDING")
+HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
 Record = dict[str, Any]
 

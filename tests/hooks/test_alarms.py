@@ -1,12 +1,9 @@
-"""Alarms are raised once, recorded, over when they are, the same after resuming, and can be left out."""
+"""Alarms are raised once, recorded, over when they are, and can be left out."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 EQUAL = {2, 3, 4, 5}  # updates of which all rewards are equal
@@ -31,27 +28,13 @@ def recorded(run: TinyRun) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.output / "alarms.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def whole(files, tmp_path_factory) -> TinyRun:
-    run = run_of(files, tmp_path_factory.mktemp("whole"))
-    run.train("steps=8")
-    return run
-
-
-def test_an_alarm_is_raised_once_and_is_over_when_it_is(whole):
+def test_an_alarm_is_raised_once_and_is_over_when_it_is(files, tmp_path):
+    whole = run_of(files, tmp_path / "whole")
+    whole.train("steps=8")
     raised, over = recorded(whole)
     assert (raised["name"], raised["update"], raised["since"]) == ("constant_reward", 4, 2)
     assert over == {"update": 6, "over": "constant_reward"}
     assert [line["alarms/standing"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("at", [4, *seldom(3, 6)])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(files, whole, tmp_path, at):
-    run = run_of(files, tmp_path / f"at-{at}")
-    run.train(f"steps={at}")
-    run.train("steps=8")
-    assert recorded(run) == recorded(whole)
-    assert run.metrics == whole.metrics
 
 
 def test_alarms_can_be_left_out_by_their_names_and_all_together(files, tmp_path):

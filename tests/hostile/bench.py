@@ -14,16 +14,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 LINES = 10  # of a message
 LONGEST = 4000  # characters of a message
-SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
 PATIENCE = 100.0  # seconds by the clock until a try counts as hanging
 GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
 MEMORY = 12 << 30  # bytes of addresses that a try may use
-LARGEST = 1 << 30  # bytes of memory that it takes beside what all have at first
-LARGEST_NETWORK = 4 << 30  # the same where a class puts in large defaults for what a config.json lacks
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -75,7 +72,6 @@ class Outcome:
     case: Case
     bad: str
     said: str
-    seconds: float  # of computing
 
 
 class Bench:
@@ -90,7 +86,7 @@ class Bench:
         self._import_everything()
         for task in ("drawing", "seeing"):
             recipe, target = str(self.place.recipe(task)), self.place.run(task)
-            code, said, _, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
+            code, said = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
             assert code == 0, said
         self._whole = _contents(self.place.folder)
 
@@ -101,51 +97,40 @@ class Bench:
         try:
             arguments = case.make(self.place, scratch)
             before = _contents(scratch)
-            code, said, seconds, grown = self._run(arguments, scratch, dict(case.environment))
+            code, said = self._run(arguments, scratch, dict(case.environment))
             now = _contents(self.place.folder)
             changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, now, ())
             complaints = {
-                judge(case, code, said, seconds): True,
-                f"took {grown >> 20} MiB of memory": grown > (LARGEST_NETWORK if case.kind == "models" else LARGEST),
+                judge(case, code, said): True,
                 "ran code of what it was given": (scratch / STOLEN).exists(),
                 f"changed {', '.join(changed[:3])}": changed,
                 "left a process behind": self._leftover(),
             }
-            return Outcome(case=case, bad=_joined(complaints), said=said, seconds=seconds)
+            return Outcome(
+                case=case, bad="; ".join(why for why, holds in complaints.items() if why and holds), said=said
+            )
         finally:
             for path in scratch.rglob("*"):
                 if path.is_dir() and not path.is_symlink():
                     path.chmod(0o700)
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _run(
-        self, arguments: Sequence[str], scratch: Path, environment: dict[str, str]
-    ) -> tuple[int | None, str, float, int]:
-        """Exit code (None where it hung), what was said on both streams, seconds of computing, and bytes of memory.
-
-        The memory is what it, or one of its processes, had at most beyond what this process has.
-        """
+    def _run(self, arguments: Sequence[str], scratch: Path, environment: dict[str, str]) -> tuple[int | None, str]:
+        """Exit code (None where it hung), and what was said on both streams."""
         out = self.folder / "said"
         out.unlink(missing_ok=True)
-        begun, begins = os.pipe()
         child = os.fork()
         if child == 0:
-            _become(arguments, scratch, out, environment, begins)
-        os.close(begins)
-        os.read(begun, 1)  # what meets this process before it is the command tells nothing of the command
-        os.close(begun)
-        start = time.monotonic()
-        while True:
-            done, status, usage = os.wait4(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() - start > PATIENCE:
-                os.kill(child, signal.SIGKILL)
-                _, _, usage = os.wait4(child, 0)
-                return None, out.read_text(errors="replace"), usage.ru_utime + usage.ru_stime, _grown(usage)
+            _become(arguments, scratch, out, environment)
+        start, code = time.monotonic(), None
+        while code is None and time.monotonic() - start < PATIENCE:
+            done, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if done else None
             time.sleep(0.005)
-        said = out.read_text(errors="replace") if out.exists() else ""
-        return os.waitstatus_to_exitcode(status), said, usage.ru_utime + usage.ru_stime, _grown(usage)
+        if code is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        return code, out.read_text(errors="replace") if out.exists() else ""
 
     def _leftover(self) -> bool:
         """Whether a process of a try is still there after a while; it is ended."""
@@ -178,11 +163,7 @@ class Bench:
             assembly.check()
 
 
-def _joined(complaints: dict[str, Any]) -> str:
-    return "; ".join(complaint for complaint, holds in complaints.items() if complaint and holds)
-
-
-def judge(case: Case, code: int | None, said: str, seconds: float) -> str:
+def judge(case: Case, code: int | None, said: str) -> str:
     """What is bad about an answer; empty where nothing is."""
     if code is None:
         return f"still ran after {PATIENCE:g} seconds"
@@ -190,8 +171,6 @@ def judge(case: Case, code: int | None, said: str, seconds: float) -> str:
         return f"died of {signal.Signals(-code).name}"
     if "Traceback" in said:
         return f"ended in a traceback: {said.strip().splitlines()[-1][:200]}"
-    if seconds > SECONDS:
-        return f"took {seconds:.0f} seconds of computing"
     if CONTROL.search(said):
         return "wrote control characters to the terminal"
     if code not in {"refused": (2,), "works": (0,), "either": (0, 2)}[case.expect]:
@@ -214,8 +193,8 @@ def _refusal(case: Case, said: str) -> str:
     return ""
 
 
-def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str], begins: int) -> NoReturn:
-    """The command, in this process; the pipe ``begins`` is closed when it begins."""
+def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str]) -> NoReturn:
+    """The command, in this process."""
     import atexit
 
     code = 1
@@ -231,7 +210,6 @@ def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dic
         encoding = environment.get("PYTHONIOENCODING", "utf-8")
         sys.stdout = os.fdopen(1, "w", encoding=encoding, errors="strict", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
-        os.close(begins)
         code = _command(arguments)
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -251,12 +229,6 @@ def _command(arguments: Sequence[str]) -> int:
         return main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-
-
-def _grown(usage: resource.struct_rusage) -> int:
-    """Bytes of memory that a child had at most beyond what this process has, of which it begins as a copy."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return usage.ru_maxrss * 1024 - pages * resource.getpagesize()
 
 
 def _children() -> list[int]:

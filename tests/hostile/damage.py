@@ -61,18 +61,10 @@ def _put(content: bytes) -> Damage:
     return _rewrite(lambda _, draw: content)
 
 
-def _split(pattern: str) -> Damage:
-    return entry("pre_tokenizer", {
-        "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False
-    })  # fmt: skip
-
-
 SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
     "chat_template.jinja": {
-        "parentheses": _put(b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
         "recursion": _rewrite(lambda content, draw: b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + content),
     },
-    "tokenizer.json": {f"split by {one}": _split(one) for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")},
     "0.png": {
         "PostScript": _put(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"),
         "SVG": _put(b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'),

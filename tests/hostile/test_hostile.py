@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.hostile.__main__ import KINDS, every_case, sample
 from tests.support.shown import ROOT
 
 
@@ -18,10 +17,3 @@ def test_a_sample_of_every_kind_is_answered_well():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-3000:]
     assert "tried" in done.stdout
-
-
-def test_there_are_many_no_two_are_called_the_same_and_the_sample_has_some_of_every_kind():
-    cases = every_case()
-    assert len({case.id for case in cases}) == len(cases) >= 300
-    assert [case.kind for case in sample(0)] == list(KINDS)
-    assert [case.id for case in sample(0)] == [case.id for case in sample(0)]

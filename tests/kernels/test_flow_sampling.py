@@ -10,8 +10,7 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteSchedule
 
 from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import Plan, denoise, finished, transition
-from tests.support.exact_flows import gaussian_velocity
-from tests.support.schedules import schedule
+from tests.support.schedules import gaussian_velocity, schedule
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
 TIMES = schedule(STEPS, shift=3.0)

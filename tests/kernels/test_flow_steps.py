@@ -11,8 +11,7 @@ from burnish.config.checks import problems
 from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import stratify, transition
 from burnish.utils.errors import ConfigError
-from tests.support.exact_flows import gaussian_velocity
-from tests.support.schedules import schedule
+from tests.support.schedules import gaussian_velocity, schedule
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:

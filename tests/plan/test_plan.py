@@ -81,11 +81,14 @@ def test_a_cache_of_a_class_s_own_has_every_token_although_few_are_decoded(files
 
 
 @thorough
-def test_turns_and_suites_are_counted(large, tmp_path):
+def test_turns_and_suites_are_counted(large, tmp_path, monkeypatch):
     game = ["environment.name=function", "environment.path=tests.support.games:Show", "environment.max_turns=3"]
     game += ["rollout.max_new_tokens=1000", "data.max_prompt_length=1024"]
-    none, some = (large(*game, f"environment.kept_gb={kept}").pools["train"]["sample"]["peak"] for kept in (0.0, 0.1))
-    assert some - none == pytest.approx(0.1, abs=0.02)
+    peaks = []
+    for kept in (0, 1 << 27):
+        monkeypatch.setattr("burnish.language.dialogues.KEPT", kept)
+        peaks.append(large(*game).pools["train"]["sample"]["peak"])
+    assert peaks[1] - peaks[0] == pytest.approx(0.125, abs=0.02)
     (tmp_path / "longer.yaml").write_text(
         "task: image-text-to-text\nprompts: burnish:vlm_quickstart/heldout.jsonl\nscorers: {exact: {}}\n"
         "responding: {max_new_tokens: 2048}\ndata: {max_prompt_length: 160}\n"

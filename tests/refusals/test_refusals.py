@@ -10,7 +10,6 @@ import yaml
 
 from burnish.cli import main
 from tests.refusals import places
-from tests.refusals.recipes import RECIPES
 
 transformers.utils.logging.get_logger()
 
@@ -75,7 +74,13 @@ def test_a_language_model(options, names, language, tmp_path, capsys, monkeypatc
     refused(str(language), options, names, tmp_path, capsys, monkeypatch)
 
 
-@pytest.mark.parametrize(("text", "names"), RECIPES.values(), ids=list(RECIPES))
+NESTED = [("[" * 100_000, ["nest"]), ("{a: " * 10_000, ["nest"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [*((row["text"], row["says"]) for row in TABLE["recipe"].values()), *NESTED],
+    ids=[*TABLE["recipe"], "brackets", "braces"],
+)  # fmt: skip
 def test_recipes(text, names, tmp_path, capsys, monkeypatch):
     recipe = tmp_path / "broken.yaml"
     recipe.write_text(text)

@@ -89,8 +89,8 @@ def test_groups_and_pairs_are_compared_as_a_whole():
 
 
 def test_a_run_gives_latents_and_a_image_of_its_own_to_each(files):
-    rewards = {"norms": function("norms"), "paints": function("tests.support.reward_functions:paints_over"),
-               "after": function("tests.support.reward_functions:brightness")}  # fmt: skip
+    rewards = {"norms": function("norms"), "paints": function("tests.support.named_rewards:paints_over"),
+               "after": function("tests.support.named_rewards:brightness")}  # fmt: skip
     given = [f"rewards.{name}={json.dumps(one)}" for name, one in rewards.items()]
     run = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "steps=1", "rewards.brightness=null",
                   *given, name="given")  # fmt: skip
@@ -143,7 +143,7 @@ def test_what_is_no_number_is_missing_for_that_sample_alone_and_says_why_once(fi
     assert any("first for prompt 'raises' (" in text and "asked.jsonl:1)" in text for text in messages)
 
 
-FUNCTIONS = "tests.support.reward_functions"
+FUNCTIONS = "tests.support.named_rewards"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.samples import Clip
 from tests.support.asked import flow_reward, reward
-from tests.support.chat_server import images_of, listing, question_of, writing
-from tests.support.http_servers import json_server
+from tests.support.http_servers import images_of, json_server, listing, question_of, writing
 from tests.support.language_samples import folder_of, model_of, theirs_of
 from tests.support.scoring import evaluated
 

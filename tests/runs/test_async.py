@@ -1,11 +1,163 @@
 """Sampling that runs ahead of learning: ages, order, what a resumed run begins with, and curricula of the user."""
 
+import io
+import random as chance
 import threading
+import time
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.support.toy_source import START, RemoteBatch, facts, pipelined, publish, sampled, train
+from burnish.data.stream import Stream
+from burnish.options.cluster import AsyncRolloutOptions
+from burnish.options.data import FilterOptions
+from burnish.rollout.pipelined import PipelinedSource
+from burnish.rollout.sources import PromptSchedule
+from burnish.runtime.transfer import MADE_AHEAD, deserialize, serialize
+from burnish.types.completion import PartialResponse
+from burnish.types.rollout import Denoising, Prompt, Scored, Scores
+from burnish.utils import random
+from tests.support.schedules import plain
+from tests.support.tiny_run import is_time_column
+
+PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
+DULL = ("two", "five")  # prompts whose samples are all worth the same
+LONG = "one"  # whose samples go on with the next batch
+START = torch.tensor([1.0, -1.0])
+
+
+def prompt_schedule(*, filtering=None, sampler=None):
+    stream = Stream(PROMPTS, 2, seed=0, shuffle=True, sampler=sampler)
+    return PromptSchedule(
+        stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
+    )
+
+
+def sampled(asked, weights):
+    """Samples that depend on the weights and on their own names alone."""
+    keys = [(0, "toy", asked.update, p.uid, s) for p, s in zip(asked.prompts, asked.sample.tolist(), strict=True)]
+    latents = random.normal((2,), keys) + weights
+    count = len(keys)
+    dull = torch.tensor([prompt.text in DULL for prompt in asked.prompts])
+    reward = latents.sum(1).masked_fill(dull, 0.5)
+    told = plain(count)
+    steps = latents[:, None]
+    nothing = torch.zeros(count, 1)
+    return Scored(
+        prompts=asked.prompts, group=asked.group, sample=asked.sample,
+        trace=Denoising(
+            conditioning=told, latents=latents, state=steps, next_state=steps, time=nothing + 1,
+            time_next=nothing, logprob=nothing, node=nothing.long(), schedule=torch.tensor([1.0, 0.0]),
+        ),
+        scores=Scores(
+            reward=reward, missing=torch.zeros(count, dtype=torch.bool), components=reward[:, None], names=("sum",),
+            weights=(1.0,), notes=["a note"] * count,
+        ),
+        update=asked.update, version=asked.version, seed=0, metrics={"critic/diversity": float(latents.std())},
+        counts={"critic/diversity": 1.0},
+    )  # fmt: skip
+
+
+def partly(asked, weights):
+    """The same, but that long samples are of the weights that began them, too."""
+    goes_on = [row for row, prompt in enumerate(asked.prompts) if prompt.text == LONG and asked.partial[row] is None]
+    rest, asked = asked.select(goes_on), asked.select([row for row in range(len(asked)) if row not in goes_on])
+    begun = PartialResponse(update=asked.update, logprob=weights, version=torch.tensor([asked.version]))
+    before = [own or replace(begun, logprob=torch.zeros(2)) for own in asked.partial]
+    whole = sampled(asked, weights + torch.stack([own.logprob for own in before]))
+    put_aside = [replace(rest, partial=[begun] * len(rest))] if goes_on else []
+    return replace(whole, put_aside=put_aside, version=min(int(own.version) for own in before))
+
+
+class Promise:
+    def __init__(self, lost):
+        self.future, self.seconds, self.lost = Future(), 0.0, lost
+
+    def result(self, timeout):
+        try:
+            return self.future.result(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"sample {self.lost} did not come back") from None
+
+
+class RemoteBatch:
+    """Samples with the weights that a batch asks for, each batch in a thread of its own, after a while."""
+
+    def __init__(self, *, delay=0.004, seed=0, lost=None):
+        self.versions, self.asked = {}, []
+        self.delay, self.chance, self.lost = delay, chance.Random(seed), lost
+
+    def sync_weights(self, version, weights):
+        self.versions[version] = weights.clone()
+
+    def submit(self, asked):
+        assert asked.version in self.versions, f"version {asked.version} was never published"
+        assert all(asked.version >= earlier.version for earlier in self.asked), "an older version after a newer one"
+        self.asked.append(asked)
+        promise = Promise(self.lost)
+        if self.lost is None or self.lost not in [p.text for p in asked.prompts]:
+            wait = self.chance.uniform(0, self.delay)
+            threading.Thread(target=self._make, args=(asked, promise, wait), daemon=True).start()
+        return promise
+
+    def _make(self, asked, promise, wait):
+        time.sleep(wait)
+        promise.seconds = wait
+        promise.future.set_result(self.sample(asked, self.versions[asked.version]))
+
+
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60, sampler=None, partial=0):
+    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, partial=partial or None)
+    schedule = prompt_schedule(filtering=filtering, sampler=sampler)
+    worker = rollout_worker or RemoteBatch()
+    worker.sample = partly if partial else sampled
+    return PipelinedSource(schedule, worker, options, steps=steps, timeout=timeout)
+
+
+def train(source, first, last, weights=START, *, save_at=()):
+    """The loop without its networks: the weights move by what is collected. Batches, weights, and states."""
+    batches, states = [], {}
+    publish(source, first - 1, weights)
+    for update in range(first, last + 1):
+        batch = source.rollout(update)
+        batches.append(batch)
+        if len(batch):
+            weights = 0.5 * weights + batch.scores.reward.tanh().mean() * batch.trace.latents.mean(0)
+        publish(source, update, weights)
+        if update in save_at:
+            states[update] = (saved(source.state_dict()), weights)
+    return batches, weights, states
+
+
+def publish(source, version, weights):
+    source.rollout_worker.sync_weights(version, weights)
+    if isinstance(source, PipelinedSource):
+        source.published(version)
+
+
+def saved(state):
+    """As a checkpoint would give it back."""
+    file = io.BytesIO()
+    torch.save(state | {name: [*map(serialize, state.get(name, []))] for name in MADE_AHEAD}, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=True)
+    return again | {name: [*map(deserialize, again[name])] for name in MADE_AHEAD}
+
+
+def facts(batch, *, pipeline=True):
+    """All that is the same in every run, as it can be compared."""
+    metrics = {
+        name: value
+        for name, value in batch.metrics.items()
+        if not is_time_column(name) and (pipeline or not name.startswith("pipeline/"))
+    }
+    return (
+        [prompt.text for prompt in batch.prompts], batch.group.tolist(), batch.sample.tolist(), batch.update,
+        batch.version, batch.trace.latents.tolist(), batch.scores.reward.tolist(), batch.scores.notes, metrics,
+    )  # fmt: skip
+
 
 CODE = '''
 import random

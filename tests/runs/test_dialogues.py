@@ -32,7 +32,7 @@ def seen_alike(model, completion, temperature=0.9, layouts=("padded", "packed", 
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama", *seldom("smolvlm", "internvl")])
-def test_a_turn_computes_only_what_is_new_and_says_the_same(family):
+def test_a_turn_computes_only_what_is_new_and_says_the_same(family, monkeypatch):
     """Rows of other lengths, some of which end early."""
     model = Roles(family).model
     seeing = "image" in model.readable
@@ -40,13 +40,14 @@ def test_a_turn_computes_only_what_is_new_and_says_the_same(family):
     embedding = model.network.get_input_embeddings()
     hook = embedding.register_forward_hook(lambda _, given, out: read.append(given[0].numel()))
 
-    def played(kept_gb):
+    def played(kept):
         read.clear()
-        environment = Shows(opening=seeing, images=family == "qwen2_5_vl", kept_gb=kept_gb, turns=4)
+        monkeypatch.setattr("burnish.language.dialogues.KEPT", kept)
+        environment = Shows(opening=seeing, images=family == "qwen2_5_vl", turns=4)
         completion, _ = play(environment, asked, family=family, n=3, batch_size=4, sampling=LONG)
         return completion, sum(read)
 
-    (again, everything), (kept, new) = played(0.0), played(None)
+    (again, everything), (kept, new) = played(0), played(1 << 30)
     hook.remove()
     assert torch.equal(kept.ids, again.ids)
     torch.testing.assert_close(kept.logprob, again.logprob, rtol=0, atol=1e-4)
@@ -56,7 +57,7 @@ def test_a_turn_computes_only_what_is_new_and_says_the_same(family):
 
 
 def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
-    completion, responses = play(Shows(kept_gb=0.1), prompts())
+    completion, responses = play(Shows(), prompts())
     model = model_of("qwen2_5_vl")
     for row, response in enumerate(responses):
         length = int(completion.length[row])

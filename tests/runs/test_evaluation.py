@@ -164,6 +164,12 @@ def test_validations_draw_with_steps_guidance_solver_and_size_of_their_own(model
     assert len({one.tobytes() for one in plain}) == 4
 
 
+def apart(images, prompts):
+    """How far a sample is from the image that it begins from."""
+    begun = [np.asarray(prompt.images[0].image()) for prompt in prompts]
+    return [float(image.mean()) - float(one.mean()) for image, one in zip(images, begun, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "written"),
     [
@@ -175,6 +181,8 @@ def test_validations_draw_with_steps_guidance_solver_and_size_of_their_own(model
 )  # fmt: skip
 def test_clips_sounds_and_edited_images_are_scored_written_and_shown(name, options, written, files, tmp_path):
     run = TinyRun(files, "generators", name, "algorithm=flow_grpo", *options)
+    if name == "instruct-pix2pix":
+        run.options.append("rewards.brightness.path=tests.runs.test_evaluation:apart")
     burnish("eval", recipe(run), "--output", tmp_path)
     assert {file.name for file in (tmp_path / "pictures").iterdir()} == written
     if name == "longcat-audio":
@@ -183,5 +191,11 @@ def test_clips_sounds_and_edited_images_are_scored_written_and_shown(name, optio
     assert (tmp_path / "grid.png").stat().st_size
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len({row["reward"] for row in rows}) == 2
+    for number, row in enumerate(rows) if name == "instruct-pix2pix" else ():
+        shown = [
+            np.asarray(Image.open(tmp_path / "pictures" / f"{number:03d}-{part}.png")) for part in ("00", "input-0")
+        ]
+        np.testing.assert_array_equal(shown[1], np.asarray(Image.open(files / f"{number}.png")))
+        assert row["reward"] == pytest.approx(shown[0].mean() - shown[1].mean())
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["val-core/default/reward/mean@1"] == pytest.approx(np.mean([row["reward"] for row in rows]))

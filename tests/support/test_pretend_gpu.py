@@ -3,7 +3,6 @@
 python -m pytest tests/support/test_pretend_gpu.py -q
 """
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -128,24 +127,3 @@ def test_bytes_are_counted() -> None:
     assert torch.cuda.is_available() == REAL
     with pytest.raises(AssertionError, match="after its end"):
         x + 1
-
-
-def trained(device: str) -> list[Tensor]:
-    """Weights after everything that happens to a network: steps, copies, weights that are tied or put aside."""
-    torch.manual_seed(0)
-    tied = torch.nn.Linear(4, 4)
-    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), tied, torch.nn.GELU(), tied).to(device)
-    x, frozen = torch.randn(5, 4).to(device), copy.deepcopy(network)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, fused=True)
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.utils.checkpoint.checkpoint(network, x, use_reentrant=False).square().mean().backward()
-        optimizer.step()
-    network[0].weight.data = network[0].weight.data + 1
-    return [value.detach().cpu() for value in (*network.state_dict().values(), *frozen.state_dict().values())]
-
-
-def test_a_network_trains_on_it_bit_for_bit_as_on_the_cpu() -> None:
-    expected = trained("cpu")
-    with PretendGpu():
-        assert all(map(torch.equal, trained("cuda"), expected))

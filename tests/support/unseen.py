@@ -88,13 +88,6 @@ class UnseenPipeline(DiffusionPipeline):
         return self.scheduler.step(velocity, time, dots, return_dict=False)[0]
 
 
-class NamingPipeline(UnseenPipeline):
-    """Calls its scheduler with all arguments by their names."""
-
-    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
-        return self.scheduler.step(sample=dots, model_output=velocity, timestep=time).prev_sample
-
-
 class CombinedPipeline(UnseenPipeline):
     """Has another pipeline draw."""
 
@@ -156,55 +149,6 @@ class LayersPipeline(UnseenPipeline):
         return SimpleNamespace(images=[torch.cat([images, 1 - images])])
 
 
-class NestingPainter(UnseenPainter):
-    """Takes a list of dots for each row, as for images and their references."""
-
-    def forward(self, letters: list[list[Tensor]], dots: Tensor, clean: Tensor) -> Any:
-        return super().forward(torch.cat([row[0] for row in letters]), dots, clean)
-
-
-class NestingPipeline(UnseenPipeline):
-    """Calls its network with lists of lists."""
-
-    def read(self, text: str) -> Any:
-        return [[super().read(text)]]
-
-
-class KeepingPipeline(UnseenPipeline):
-    """Puts grey dots, noised, into the upper half after each step; before the first one, that is noise alone."""
-
-    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
-        times = self.scheduler.timesteps.tolist()
-        if time == times[0]:
-            self.__dict__["noise"] = dots
-        drawn, later = super().moved(velocity, time, dots), times[times.index(float(time)) + 1 :]
-        level, upper = later[0] / 1000 if later else 0.0, dots.shape[1] // 2
-        kept = 0.5 * (1 - level) + level * self.noise[:, :upper]
-        return torch.cat([kept.expand(len(drawn), -1, -1), drawn[:, upper:]], 1)
-
-
-class NumbersPipeline(UnseenPipeline):
-    """Draws from the number of a class, and holds each sample twice while it is guided, as DiT does."""
-
-    @torch.no_grad()
-    def __call__(
-        self, class_labels: list[int], num_inference_steps: int = 10, guidance_scale: float = 2.0,
-        generator: Any = None, output_type: str = "pil", return_dict: bool = True,
-    ) -> Any:  # fmt: skip
-        letters, nothing = torch.tensor([class_labels]), torch.tensor([[63]])
-        dots = torch.randn(1, 64, 3, generator=generator).repeat(2 if guidance_scale > 1 else 1, 1, 1)
-        self.scheduler.set_timesteps(num_inference_steps)
-        for time in self.scheduler.timesteps:
-            half, clean = dots[: max(len(dots) // 2, 1)], (1 - time / 1000).expand(1)
-            added = self.painter(letters, half, clean).added
-            if guidance_scale > 1:
-                plain = self.painter(nothing, half, clean=clean).added
-                added = (plain + guidance_scale * (added - plain)).repeat(2, 1, 1)
-            dots = self.moved(-added, time, dots)
-        drawn = dots.chunk(2)[0] if guidance_scale > 1 else dots
-        return SimpleNamespace(images=(drawn.view(-1, 8, 8, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1))
-
-
 class BrokenPipeline(UnseenPipeline):
     """Asks its network for what it hasn't."""
 
@@ -213,9 +157,8 @@ class BrokenPipeline(UnseenPipeline):
 
 
 CLASSES = (
-    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, RowsPipeline, OwnSchedulerPipeline, NamingPipeline,
-    CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
-    SignedPipeline, LayersPipeline, NestingPainter, NestingPipeline,
+    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, RowsPipeline, OwnSchedulerPipeline, CombinedPipeline,
+    MomentumPipeline, LatePipeline, BrokenPipeline, SignedPipeline, LayersPipeline,
 )  # fmt: skip
 
 

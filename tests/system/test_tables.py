@@ -31,34 +31,16 @@ def test_every_language_model_is_without_fault(name, tmp_path):
     assert not row.refused
 
 
-def drawn(**values):
-    good = {"latents": 0.0, "output": 1e-6, "same": 1e-6, "logprob": 3e-8, "lora": 2e-6, "full": 0.0,
-            "runs": dict.fromkeys(generator_row.RUNS, "")}  # fmt: skip
-    return generator_row.Row(**{"name": "one", "pipeline": "OnePipeline", "makes": "images", **good, **values})
-
-
-def answered(**values):
+def test_a_row_has_a_fault_where_a_figure_leaves_its_bound():
+    good = {"latents": 0.0, "output": 1e-6, "same": 1e-6, "logprob": 3e-8, "lora": 2e-6, "full": 0.0}
+    good |= {"runs": dict.fromkeys(generator_row.RUNS, ""), "name": "one", "pipeline": "One", "makes": "images"}
+    for wrong, faults in (({}, []), ({"same": 2e-3}, ["sampler 0.002"]), ({"lora": float("nan")}, ["adapter nan"])):
+        assert generator_row.Row(**good | wrong).faults == faults
     good = {"rows": "packed", "batch": 1e-6, "sampler": 2e-6, "greedy": "9/9", "shared": 0.0, "grpo": 5, "ppo": 5}
-    return language_row.Row(**{"name": "one", "model": "OneForCausalLM", "reads": [], **good, **values})
-
-
-def test_a_row_has_a_fault_where_a_figure_leaves_its_bound_and_pages_say_what_is_trained():
-    assert not drawn().faults
-    assert drawn(same=2e-3).faults == ["sampler 0.002"]
-    assert drawn(lora=float("nan")).faults == ["adapter nan"]
-    assert not drawn(refused="steps twice").faults
     for wrong, said in (({"batch": 0.1}, "0.1 nats"), ({"greedy": "8/9"}, "8 of 9"), ({"ppo": 4}, "4 of 5")):
-        row = answered(**wrong)
+        row = language_row.Row(**{"name": "one", "model": "OneForCausalLM", "reads": [], **good, **wrong})
         language_row.judge(row)
         assert [said in fault for fault in row.faults] == [True]
-    text = generator_table.page([
-        drawn(), drawn(name="two", pipeline="TwoPipeline", changed=("solver",), latents=0.2, shares=False),
-        drawn(name="three", pipeline="ThreePipeline", refused="its steps depend on more"),
-    ])  # fmt: skip
-    assert "| Two | two | 2e-1 | 1e-6 | solver | 1e-6 |" in text
-    assert "| Three | three | its steps depend on more |" in text
-    text = language_table.page([answered(), answered(name="deaf", model="Deaf", refused="its cache is wrong")])
-    assert "| Deaf | deaf | its cache is wrong |" in text
     found = generator_classes.groups({tiny.kind for tiny in generator_table.ALL})
-    names = [name for some in found.values() for name in some]
-    assert len(names) == len(set(names)) > 190, "every class of diffusers has one reason"
+    named = [name for group in found.values() for name in group]
+    assert len(named) == len(set(named)) > 190, "every class of diffusers has one reason"

@@ -1,9 +1,12 @@
 """Operations counted without values, beside PyTorch's own count and counts by hand; peaks of devices, and profiles."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.base import SampleSize
@@ -15,8 +18,33 @@ from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import FlopCounter, peak_of
 from burnish.training.profiling import Meter
 from burnish.types.prompt import Prompt
-from tests.support.flops import torch_flops
 from tests.support.optional import seldom
+
+aten = torch.ops.aten
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    return 2 * sdpa_flop_count(query, key, value)  # without the products that a kernel computes again
+
+
+def _grouped(given: Any, other: Any, *_: Any, **__: Any) -> int:
+    """Rows of experts by the weights of each; or, for their gradients, columns by rows."""
+    return 2 * given[0] * given[1] * other[-1]
+
+
+def torch_flops() -> FlopCounterMode:
+    """A context that counts what really runs."""
+    mapping = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+        aten._grouped_mm: _grouped,
+    }
+    return FlopCounterMode(display=False, custom_mapping=mapping)
+
 
 UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one makes a text of which nothing is learned
 MORE = ["flux", "wan2.2", "qwen-image", "z-image", "ltx"]

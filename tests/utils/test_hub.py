@@ -11,11 +11,11 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from burnish.utils.hub import PIPELINE, HubModel, model_folder
-from tests.support.fake_hub import fake_hub, use, use_for_data
+from tests.support.fake_hub import TOKEN, fake_hub, use_for_data
 from tests.support.records import GENERATOR, LANGUAGE, image_file, prompts, questions, read, refused, shade
 from tests.support.tiny_run import burnish
 
-NAME, SECRET = "makers/tiny-model", "hf_a_secret"
+NAME = "makers/tiny-model"
 WEIGHTS = save({"w": torch.zeros(4)})
 INDEX = {
     "_class_name": "StableDiffusion3Pipeline", "vae": ["diffusers", "AutoencoderKL"],
@@ -35,14 +35,6 @@ UNWANTED = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_TOKEN", SECRET)
-    with fake_hub() as made:
-        use(monkeypatch, made, str(tmp_path / "cache"))
-        yield made
-
-
 def fetch(revision=None):
     return model_folder(NAME if revision is None else f"{NAME}@{revision}", index=PIPELINE)
 
@@ -50,7 +42,7 @@ def fetch(revision=None):
 def said(*options):
     """What a command says that is to train this model and can't have it."""
     told = burnish("train", "quickstart", *(options or [f"model.path={NAME}"]), status=2)
-    assert SECRET not in told.err + told.out
+    assert TOKEN not in told.err + told.out
     return told.message
 
 
@@ -65,10 +57,10 @@ def test_only_what_the_pipeline_lists_is_fetched_and_the_token_goes_to_the_hub_a
     assert folder.name == commit
     printed = capsys.readouterr()
     assert f"{NAME} (commit {commit[:8]}): {len(WANTED)} files" in printed.out
-    assert SECRET not in printed.out + printed.err
+    assert TOKEN not in printed.out + printed.err
     got = {path.rpartition(f"{commit}/")[2] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path}
     assert not (got | {path for path, _ in hub.stored}) & set(UNWANTED)
-    assert any(authorization == f"Bearer {SECRET}" for _, _, authorization in hub.asked)
+    assert any(authorization == f"Bearer {TOKEN}" for _, _, authorization in hub.asked)
     assert hub.stored
     assert all(not authorization for _, authorization in hub.stored)
 

@@ -36,8 +36,6 @@ class DiffusionDPO(ForwardProcess):
     """Bradley-Terry's loss, or IPO's, which pulls the margin to 1 / (2 beta) and never further."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), ReadIf("kind", "sigmoid")] = 0.0
     """sigmoid: probability that winner and loser were mixed up."""
-    min_margin: Annotated[NonNegative, ReadIf("online")] = 0.0
-    """online: a pair's rewards must differ by more than this. Equal rewards never make a pair."""
     sft_coef: NonNegative = 0.0
     """Weight of the flow-matching loss of the winner, which keeps it from becoming less likely together with the
     loser."""
@@ -71,7 +69,7 @@ class DiffusionDPO(ForwardProcess):
         from burnish.rl.preference import pairs
 
         scores = scored.scores
-        winner, loser = pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin)
+        winner, loser = pairs(scores.reward, scored.group, scores.missing)
         sign = torch.zeros_like(scores.reward)
         sign[winner], sign[loser] = 1.0, -1.0
         metrics = advantage_metrics(scores, sign) | {"train/pairs": float(len(winner))}

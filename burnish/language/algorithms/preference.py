@@ -34,8 +34,6 @@ class Paired(ReferenceAlgorithm):
     online: bool = True
     """Compare the best and the worst of the own responses to a prompt; false learns from the pairs in
     data.train_files."""
-    min_margin: Annotated[NonNegative, ReadIf("online")] = 0.0
-    """online: rewards of a pair must differ by more than this. Equal rewards never make a pair."""
     rpo_alpha: NonNegative = 0.0
     """Weight of the chosen response's negative log-likelihood per token, which keeps it from becoming less likely
     together with the rejected one (RPO)."""
@@ -61,7 +59,7 @@ class Paired(ReferenceAlgorithm):
         from burnish.rl.preference import pairs
 
         scores = scored.scores
-        rows = torch.stack(pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin), 1)
+        rows = torch.stack(pairs(scores.reward, scored.group, scores.missing), 1)
         return rows, rows[:, 0] >= 0
 
     def compute_logprobs(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> ResponseBatch:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses
-from burnish.options import NonNegative, Positive, Rules
-from burnish.registry import ReadIf, options, register
+from burnish.options import NonNegative, Rules
+from burnish.registry import options, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -78,16 +78,10 @@ class BradleyTerry(AboutImages):
 
     ties: Literal["rao_kupper", "davidson"] | None = None
     """Model of ties: rao_kupper (VideoReward's BTT) or davidson; null knows no ties and refuses records with one."""
-    tie_strength: Annotated[Positive, ReadIf("ties")] = 5.0
-    """How near scores make a tie: Rao and Kupper's theta, above 1, or Davidson's nu."""
     margins: bool = True
     """Ask the preferred one to be ahead by the record's margin, where it has one (Llama 2); false ignores margins."""
     center_coef: NonNegative = 0.0
     """Weight of the squared sum of the two scores, which keeps scores around 0."""
-
-    def contradictions(self, run: LanguageConfig) -> Rules:
-        weak = f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1"
-        return [*super().contradictions(run), (self.ties == "rao_kupper" and self.tie_strength <= 1, weak)]
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
@@ -103,7 +97,7 @@ class BradleyTerry(AboutImages):
         target, margin = to_device(part.target, values.device), to_device(part.margin, values.device)
         loss = comparison(
             first, second, target, margin if self.margins else margin * 0,
-            ties=self.ties, strength=self.tie_strength, center=self.center_coef,
+            ties=self.ties, center=self.center_coef,
         )  # fmt: skip
         return loss, {
             "rewards/accuracies": self._right(first - second, target),
@@ -118,7 +112,7 @@ class BradleyTerry(AboutImages):
         return {
             "accuracy": self._right(first - second, part.target),
             "margin": (first - second) * part.target,
-            "nll": comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength),
+            "nll": comparison(first, second, part.target, part.margin * 0, ties=self.ties),
         }
 
     def _right(self, ahead: Tensor, target: Tensor) -> Tensor:
@@ -127,7 +121,7 @@ class BradleyTerry(AboutImages):
 
         from burnish.language.losses import log_outcomes
 
-        won, tie, lost = log_outcomes(ahead, ties=self.ties, strength=self.tie_strength)
+        won, tie, lost = log_outcomes(ahead, ties=self.ties)
         given = torch.where(target > 0, won, torch.where(target < 0, lost, tie))
         best = torch.stack([won, tie, lost]).amax(0)
         shared = (torch.stack([won, tie, lost]) == best).sum(0)
