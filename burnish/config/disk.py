@@ -49,16 +49,21 @@ def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
 
 
 def _libraries(config: RunConfig) -> Iterator[str]:
-    """What trackers and copies of checkpoints need."""
+    """What trackers and addresses need."""
     for name in config.trackers.libraries():
         if complaint := lacking(name):
             yield f"trackers.{name} {complaint}"
-    for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
+    addresses = {
+        "checkpoint.copy_to": config.checkpoint.copy_to, "resume": config.resume, "model.path": config.model.path
+    }  # fmt: skip
+    for option, address in addresses.items():
         if address is not None and is_address(address) and (complaint := library_complaint(address)):
             yield f"{option} is {address}, {complaint}"
 
 
 def _model(reads: bool, config: RunConfig) -> None:
+    if is_address(config.model.path):  # what is there is seen when it is fetched
+        return
     if (model := missing_model(config)) is not None:
         raise UserError(_not_here("model.path", model))
     try:

@@ -158,7 +158,7 @@ class JudgementEvaluation(Evaluation):
     def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records = []
         for i, (prompt, (record, scores)) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
-            names = _keep_media(target / "pictures", prompt, (), int(job.group[i]))
+            names = _keep_media(target / "pictures", prompt, int(job.group[i]))
             values = [
                 ", ".join(f"{value:.3f}" for value in one[: len(record.target)].flatten().tolist()) for one in scores
             ]

@@ -8,6 +8,7 @@ converts the files of a split.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -20,7 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from burnish.utils.disk import writing
+from burnish.utils.addresses import is_address, library_complaint, redacted, secret_in
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
@@ -245,7 +247,8 @@ def hub_model(path: str, *, index: str, option: str = "model.path", files: tuple
 
 
 def model_folder(path: str, *, index: str, option: str = "model.path", files: tuple[str, ...] = ()) -> Path:
-    """The directory of a model: the user's own, one that ships with Burnish, or one of the hub, which is downloaded.
+    """The directory of a model: the user's own, one that ships with Burnish, or one of the hub or at an address, which
+    is downloaded.
 
     A GGUF file is converted to one; see ``converted``.
 
@@ -255,6 +258,8 @@ def model_folder(path: str, *, index: str, option: str = "model.path", files: tu
     Raises:
         UserError: it can't be had.
     """
+    if is_address(path):
+        return mirrored(path, option)
     model = hub_model(path, index=index, option=option, files=files)
     if model is None:
         found = resolve(path)
@@ -345,6 +350,69 @@ def hub_data(path: str) -> HubData | None:
     """
     found = _SET.fullmatch(path)
     return None if found is None else HubData(found[1], found[2], found[3])
+
+
+# folders at addresses, of which a copy is kept beside the cache of the Hugging Face hub
+
+
+def mirrored(address: str, option: str) -> Path:
+    """A model's folder at an address that fsspec opens: a copy of its settings, vocabularies and safetensors.
+
+    What is at the address is asked each time; only files that changed there are fetched again.
+
+    Args:
+        address: s3://BUCKET/FOLDER, gs://, hdfs://, file:///FOLDER.
+        option: that names it, for messages.
+
+    Raises:
+        UserError: it can't be had.
+    """
+    from filelock import FileLock
+    from huggingface_hub.constants import HF_HOME
+
+    if secret := secret_in(address):
+        raise UserError(f"{option} holds {secret}, which would be saved; set variables of the environment")
+    if complaint := library_complaint(address):
+        raise UserError(f"{option} is {address}, {complaint}")
+    folder = Path(HF_HOME) / "burnish" / f"mirror-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock"):  # one process of a machine fetches
+            _mirror(address, folder)
+    except Exception as error:  # file systems have errors of their own
+        raise UserError(f"{option} is {address}, which can't be read: {redacted(first_line(error))}") from error
+    return folder
+
+
+def _mirror(address: str, folder: Path) -> None:
+    from fsspec.core import url_to_fs
+
+    system, root = url_to_fs(address.rstrip("/"))
+    there = {place[len(root) :].lstrip("/"): about for place, about in system.find(root, detail=True).items()}
+    wanted = {
+        name: about for name, about in there.items()
+        if ".." not in Path(name).parts
+        and any(fnmatchcase(Path(name).name, pattern) for pattern in (*_TEXTS, *_WEIGHTS))
+    }  # fmt: skip
+    if not wanted:
+        raise FileNotFoundError("there is no model in this folder")
+    seen = folder / ".seen.json"
+    states: dict[str, str] = read_object(seen) if seen.is_file() else {}
+    news = {name: f"{about['size']} {system.ukey(about['name'])}" for name, about in wanted.items()}
+    changed = [name for name, state in news.items() if states.get(name) != state or not (folder / name).is_file()]
+    if changed:
+        size = sum(wanted[name]["size"] for name in changed) / 1e9
+        print(f"Downloading {address}: {len(changed)} files, {size:.1f} GB", flush=True)
+    for name in changed:
+        part = folder / f"{name}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(wanted[name]["name"], str(part))
+        part.replace(folder / name)
+        states[name] = news[name]
+        write_atomically(seen, json.dumps(states).encode())
+    for name in states.keys() - news.keys():  # it is not at the address any more
+        (folder / name).unlink(missing_ok=True)
 
 
 # GGUF files: read once by transformers' own loader, and kept as a folder that everything else reads

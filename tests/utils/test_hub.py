@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save
 
+from burnish.utils.errors import UserError
 from burnish.utils.hub import PIPELINE, HubModel, model_folder
 from tests.support.fake_hub import TOKEN, fake_hub, use_for_data
 from tests.support.records import GENERATOR, LANGUAGE, image_file, prompts, questions, read, refused, shade
@@ -33,6 +34,30 @@ UNWANTED = {
     "vae/custom.py": b"import os", "text_encoder_3/model.safetensors": WEIGHTS, "all_in_one.safetensors": WEIGHTS,
     "README.md": b"# A model",
 }  # fmt: skip
+
+
+def test_a_folder_at_an_address_is_fetched_once_and_then_what_changed_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "cache"))
+    for name, content in (WANTED | UNWANTED).items():
+        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / name).write_bytes(content)
+    address = (tmp_path / "there").as_uri()
+    found = model_folder(address, index=PIPELINE)
+    kept = {path.relative_to(found).as_posix() for path in found.rglob("[!.]*") if path.is_file()}
+    assert kept == {*WANTED, "text_encoder_3/model.safetensors"}  # no pickles, no code, nothing in other precisions
+    (tmp_path / "there" / "tokenizer" / "merges.txt").unlink()
+    (tmp_path / "there" / "vae" / "config.json").write_bytes(b'{"a": 1}')
+    (found / "vae" / SHARD).write_bytes(b"not fetched again")
+    assert model_folder(address, index=PIPELINE) == found
+    assert "1 files" in capsys.readouterr().out.splitlines()[-1]
+    assert not (found / "tokenizer" / "merges.txt").exists()
+    assert [(found / "vae" / name).read_bytes() for name in ("config.json", SHARD)] == [
+        b'{"a": 1}',
+        b"not fetched again",
+    ]
+    for wrong, says in (("file:///nowhere", "no model"), ("s3://me:word@b/c", "password"), ("no://b", "Protocol")):
+        with pytest.raises(UserError, match=f"model.path .*{says}"):
+            model_folder(wrong, index=PIPELINE)
 
 
 def fetch(revision=None):
