@@ -334,7 +334,10 @@ def python() -> str:
     lines = ["# Python", "", "::: burnish.api", "    options: {show_root_heading: false}", ""]
     lines += ["## Bases of extensions", "", "[Extending](../extending.md) shows one of each.", ""]
     for name in (*classes, "burnish.testing"):
-        lines += [f"::: {name}", "    options: {heading_level: 3}", ""]
+        if name.rpartition(".")[0].removeprefix("burnish.") in MATHEMATICS:  # which describes it
+            lines += [f"[`{name}`](mathematics.md#{name})", ""]
+        else:
+            lines += [f"::: {name}", "    options: {heading_level: 3}", ""]
     return "\n".join(lines)
 
 
