@@ -31,7 +31,7 @@ class Terms(SimpleNamespace):
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
     names = ("conditioning", "atom", "clean", "noisy", "time", "value")
-    return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], **dict.fromkeys(names, unread) | given)
+    return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], streams=(), **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:
@@ -65,7 +65,7 @@ def test_distillation_by_velocity():
     unread: Any = torch.zeros(len(student))
     part = Steps(
         conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
-        logprob=unread, share=torch.ones(len(student)), time_max=1.0,
+        logprob=unread, stream_logprob=unread, share=torch.ones(len(student)), stream_share=unread, time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])
     loss = lookup("flow algorithm", "distill")().loss(part, roles)

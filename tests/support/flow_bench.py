@@ -53,7 +53,7 @@ class Bench:
     def __init__(self, pipeline, algorithm, *, lora=True, micro=100, rewards=None, **rollout):
         options = LoraOptions(rank=4) if lora else None
         sizes = {"n": 4, "num_inference_steps": 5, "max_sequence_length": 4}
-        self.rollout = RolloutOptions(**{"batch_size": 96} | rollout | sizes)
+        self.rollout = RolloutOptions(**{"batch_size": 96} | sizes | rollout)
         model = load_model(ModelOptions(path=str(pipeline), lora=options), self.rollout)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
@@ -66,10 +66,11 @@ class Bench:
             seed=0, watch=Stopwatch(), ranks=SINGLE_RANK,
         )  # fmt: skip
 
-    def sampled(self, update=1):
+    def sampled(self, update=1, streams=()):
         job = FlowJob.groups(
-            PROMPTS, 4, purpose="rollout", update=update, recording=self.needs.recording, role=self.needs.sampler
-        )
+            PROMPTS, 4, purpose="rollout", update=update, recording=self.needs.recording, role=self.needs.sampler,
+            streams=frozenset(streams),
+        )  # fmt: skip
         trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
         reward = trace.latents.flatten(1).mean(1)
         none = torch.zeros(12, dtype=torch.bool)
