@@ -16,7 +16,7 @@ STREAMS = [("video", slice(0, 1536)), ("audio", slice(1536, 1568))]
 
 
 def steps_by_hand(bench, batch):
-    """Flow-GRPO on the policy that sampled: ratios are 1, and the slope of its loss is that of -advantage x log-prob."""
+    """Flow-GRPO on the policy that sampled: ratios are 1, and its slope is that of -advantage x log-prob."""
     trace, total = batch.scored.trace, 0.0
     for k in range(trace.time.shape[1]):
         t, after, x = trace.time[:, k], trace.time_next[:, k, None], trace.state[:, k]

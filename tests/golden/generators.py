@@ -46,6 +46,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo global": ("flux", [TWO_REWARDS, "algorithm.advantage_std=global", "algorithm.advantage_clip_low=-1"]),
     "flow_grpo filtered": ("flux", ["rollout.candidates={n: 6, num_inference_steps: 2}",
         "rollout.filter_groups.max_num_gen_batches=2"]),
+    "flow_grpo replay": ("flux", ["rollout.filter_groups.replay_buffer=4",
+        "rewards.brightness={name: function, path: '{files}/rewards.py:dull'}"]),
     "flow_grpo supervised": ("flux", ["supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}"]),
     # corrections of what another policy sampled
     "flow_grpo decoupled": ("flux",

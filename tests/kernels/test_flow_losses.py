@@ -31,7 +31,8 @@ class Terms(SimpleNamespace):
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
     names = ("conditioning", "atom", "clean", "noisy", "time", "value")
-    return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], streams=(), **dict.fromkeys(names, unread) | given)
+    known = {"target": target, "share": torch.ones(len(target)), "kl_factor": [1.0], "streams": ()}
+    return Terms(**known, **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:

@@ -23,7 +23,7 @@ def how(request, tmp_path):
     """Options of a prompt schedule."""
     (tmp_path / "mine.py").write_text(CODE)
     curriculum = {"filtering": 3, "sampler": f"{tmp_path / 'mine.py'}:worst_first"}
-    ways = {"plain": {}, "filtered": {"filtering": 3}, "curriculum": curriculum}
+    ways = {"plain": {}, "filtered": {"filtering": 1, "replay": 2}, "curriculum": curriculum}
     return (ways | {"partial": {"partial": 1}, "both": {"partial": 1} | curriculum})[request.param]
 
 
