@@ -284,9 +284,9 @@ class Replay:
         own: Any = {field.name: getattr(sampled, field.name) for field in fields(sampled) if "shared" in field.metadata}
         none: Any = {"metrics": {}, "counts": {}} | {name: [] for name in LISTS}
         for number in ids:
-            group = sampled.select((sampled.group == number).nonzero().flatten())
-            trace = group.trace.to("cpu")  # type: ignore[attr-defined]
-            self.groups = (*self.groups, replace(group, group=torch.zeros_like(group.group), trace=trace, **none))
+            group: Any = sampled.select((sampled.group == number).nonzero().flatten())
+            kept = replace(group, group=torch.zeros_like(group.group), trace=group.trace.to("cpu"), **none)
+            self.groups = (*self.groups, kept)
         self.groups = self.groups[-self.size :]
         device = device_of(sampled.trace)  # type: ignore[attr-defined]
         again = [

@@ -24,6 +24,8 @@ from tests.conformance import case, cases
 class Terms(SimpleNamespace):
     """Terms [M] of a case; what it doesn't hold is not read."""
 
+    streams = ()
+
     def __len__(self) -> int:
         return len(self.target)
 
@@ -31,8 +33,7 @@ class Terms(SimpleNamespace):
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
     names = ("conditioning", "atom", "clean", "noisy", "time", "value")
-    known = {"target": target, "share": torch.ones(len(target)), "kl_factor": [1.0], "streams": ()}
-    return Terms(**known, **dict.fromkeys(names, unread) | given)
+    return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:

@@ -67,10 +67,8 @@ class Bench:
         )  # fmt: skip
 
     def sampled(self, update=1, streams=()):
-        job = FlowJob.groups(
-            PROMPTS, 4, purpose="rollout", update=update, recording=self.needs.recording, role=self.needs.sampler,
-            streams=frozenset(streams),
-        )  # fmt: skip
+        how = {"recording": self.needs.recording, "role": self.needs.sampler, "streams": frozenset(streams)}
+        job = FlowJob.groups(PROMPTS, 4, purpose="rollout", update=update, **how)
         trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
         reward = trace.latents.flatten(1).mean(1)
         none = torch.zeros(12, dtype=torch.bool)

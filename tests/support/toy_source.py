@@ -108,13 +108,11 @@ class RemoteBatch:
         promise.future.set_result(self.sample(asked, self.versions[asked.version]))
 
 
-def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60, sampler=None, partial=0,
-              replay=0):  # fmt: skip
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, timeout=60, partial=0, **schedule):
     options = AsyncRolloutOptions(depth=depth, max_staleness=bound, partial=partial or None)
-    schedule = prompt_schedule(filtering=filtering, sampler=sampler, replay=replay)
     worker = rollout_worker or RemoteBatch()
     worker.sample = partly if partial else sampled
-    return PipelinedSource(schedule, worker, options, steps=steps, timeout=timeout)
+    return PipelinedSource(prompt_schedule(**schedule), worker, options, steps=steps, timeout=timeout)
 
 
 def train(source, first, last, weights=START, *, save_at=()):
