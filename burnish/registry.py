@@ -33,6 +33,7 @@ from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
 PARTS, CALLS = "burnish.rl.algorithm", "burnish.environments.call_formats"
+OPTIMIZERS = "burnish.training.optimizers"
 CHOICE = "choice"  # type of the error about a name that no entry has
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
@@ -70,6 +71,15 @@ KINDS = {
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward", more=FOR_BOTH),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
+    "optimizer": Kind(OPTIMIZERS, f"{OPTIMIZERS}:OptimizerFunction", part=f"{OPTIMIZERS}:OptimizerPart"),
+    "learning rate": Kind(OPTIMIZERS, f"{OPTIMIZERS}:ScheduleFunction", part=f"{OPTIMIZERS}:SchedulePart"),
+    "hook": Kind(  # of plugins alone: what they register is called in every run that loads them
+        __name__,
+        "burnish.hooks:HookFunction",
+        options=False,
+        part="burnish.hooks:Hook",
+        part_of_function="burnish.hooks:FunctionHook",
+    ),
     "flow model": Kind("burnish.diffusion.pipeline.model", "burnish.diffusion.pipeline.base:FlowModel", options=False),
     "language model": Kind(
         "burnish.language.model.universal", "burnish.language.model.universal:LanguageModel", options=False
@@ -178,9 +188,11 @@ class Choice:
     """Marks an option whose value is an entry of a kind: ``Annotated[Any, Choice("advantage")]``.
 
     A recipe gives its name, or ``{name: NAME}`` with its options; the value is the entry with its options, or None.
+    A bare one stays a name where that is all that was given; see ``chosen_part``.
     """
 
     kind: str
+    bare: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return pydantic_core.core_schema.no_info_plain_validator_function(self.made)
@@ -195,9 +207,16 @@ class Choice:
         name = named(self.kind, tree.get("name"))
         if not known(self.kind, name):
             raise pydantic_core.PydanticCustomError(CHOICE, "no name", {"kind": self.kind, "name": name})
+        if self.bare and tree.keys() == {"name"}:
+            return name
         entry = lookup(self.kind, name)
         own = tree | {"name": name} if "name" in entry.__pydantic_fields__ else without(tree, "name")
         return validated(entry, own)
+
+
+def chosen_part(kind: str, value: Any) -> Any:
+    """The entry that the value of a bare choice means, with its options."""
+    return lookup(kind, value)() if isinstance(value, str) else value
 
 
 class ReadIf:

@@ -19,7 +19,15 @@ from burnish.commands.fitting import Fit
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
-from burnish.hooks import EXIT_STOPPED, Expiry, Hook, ReclaimTime, StopRequest, reclaim_time
+from burnish.hooks import (
+    EXIT_STOPPED,
+    Expiry,
+    Hook,
+    ReclaimTime,
+    StopRequest,
+    reclaim_time,
+    registered_hooks,
+)
 from burnish.hooks.alarms import Alarms, FirstUpdates
 from burnish.hooks.beside import Beside, Copies, Follower
 from burnish.hooks.checkpoints import Checkpoints, Validation
@@ -304,6 +312,7 @@ class RunHooks:
         self.all: list[Hook] = [
             *([first] if alarms else []),
             self._validation,
+            *registered_hooks(config.plugins),
             Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
             Epochs(folder, config, lambda: controller.items),
             GroupLog(folder, lambda: controller.workers.credited),

@@ -140,8 +140,8 @@ def machine_complaints(config: RunConfig) -> Iterator[str]:
     if config.runtime != "local":
         return
     for section, optimizer in config.optimizers.items():
-        if complaint := lacking(optimizer.name):
-            yield f"{section}.name={optimizer.name} {complaint}"
+        if complaint := lacking(optimizer.optimizer.name):
+            yield f"{section}.name={optimizer.optimizer.name} {complaint}"
     if (fewer := config.model.quantization) is not None:
         chosen = {"weights": fewer.weights, "text_encoders": getattr(fewer, "text_encoders", None)}
         for name, precision in chosen.items():

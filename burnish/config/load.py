@@ -294,12 +294,13 @@ def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig])
 def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
     """A tree in which samples of other weights are corrected for it, unless it says otherwise.
 
-    Where ``async_rollout.depth`` is above 0, or ``data.scores`` reads samples, every algorithm that has
-    ``rollout_correction`` gets it. One that refers to the sampler's log-probs gets the form that does.
+    Where ``async_rollout.depth`` is above 0, ``data.scores`` reads samples or groups are replayed, every algorithm that
+    has ``rollout_correction`` gets it. One that refers to the sampler's log-probs gets the form that does.
     """
     algorithm: Any = tree.get("algorithm")
     name = at(algorithm, "name")
-    of_others = at(tree, "data", "scores") or at(tree, "async_rollout", "depth")
+    replayed = at(tree, "rollout", "filter_groups", "replay_buffer")
+    of_others = at(tree, "data", "scores") or at(tree, "async_rollout", "depth") or replayed
     if not of_others or name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:
         return tree
     if "rollout_correction" not in fields(lookup(task.algorithm_kind, name)):

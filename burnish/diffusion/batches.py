@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,23 @@ from burnish.rl.algorithm import OldLogprobs
 from burnish.rl.preference import select_best_worst
 from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
-from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Scored, Steps, share_of, unprompted
+from burnish.types.rollout import (
+    Conditioning,
+    Denoising,
+    Loss,
+    OfflineSamples,
+    Scored,
+    Steps,
+    Streams,
+    columns,
+    share_of,
+    stream_shares,
+    unprompted,
+)
 from burnish.utils import random
+
+if TYPE_CHECKING:
+    from burnish.diffusion.roles import FlowRoles
 
 # times [R, J] of rows with these keys, each by its own key alone, from a schedule of denoising steps [N + 1]
 DrawLevels = Callable[[Sequence[tuple[random.Part, ...]], Tensor], Tensor]
@@ -26,7 +41,7 @@ class AnnotatedSteps(Batch):
     """Rollouts with what needed a forward pass."""
 
     scored: Scored
-    old: Tensor  # [B, K] log-probs that ratios refer to
+    old: Tensor  # [B, K] log-probs that ratios refer to; [B, K, S] where streams have advantages of their own
     learner: Tensor  # [B, K] log-probs under the policy that learns, before its first step; [B, 0] if unread
     old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
     reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
@@ -38,7 +53,7 @@ class AnnotatedSteps(Batch):
 class StepBatch(AnnotatedSteps):
     """Samples to learn from, with the advantage of each of their steps."""
 
-    advantage: Tensor  # [B, K]
+    advantage: Tensor  # [B, K], or of each stream [B, K, S]
     weight: Tensor  # [B, K] of a term in the loss; it is not in the count that the loss is divided by
     trained: Tensor  # [B, K] bool: the others are no terms at all
 
@@ -66,16 +81,16 @@ class StepBatch(AnnotatedSteps):
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
-        trace, (count, slots) = self.scored.trace, self.old.shape
+        trace, (count, slots) = self.scored.trace, self.old.shape[:2]
         schedule = to_device(trace.schedule[:-1], trace.time.device)
         every = StepTerms(
             steps=trace.steps(),
             index=(trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
             row=[row for row in range(count) for _ in range(slots)],
             slot=list(range(slots)) * count,
-            advantage=self.advantage.flatten(),
+            advantage=self.advantage.flatten(0, 1),
             weight=self.weight.flatten(),
-            old=self.old.flatten(),
+            old=self.old.flatten(0, 1),
             old_mean=self.old_mean.flatten(0, 1),
             reference_mean=self.reference_mean.flatten(0, 1),
             kl_factor=[factor for factor in self.scored.scores.kl_factor for _ in range(slots)],
@@ -92,14 +107,32 @@ class StepTerms(Batch):
     index: list[int]  # [M] which denoising step of the schedule
     row: list[int]  # [M] which sample of its batch
     slot: list[int]  # [M] which of the sample's recorded steps
-    advantage: Tensor  # [M]
+    advantage: Tensor  # [M], or of each stream [M, S]
     weight: Tensor  # [M]
-    old: Tensor  # [M]
+    old: Tensor  # [M], or of each stream [M, S]
     old_mean: Tensor  # [M, ...]
     reference_mean: Tensor  # [M, ...]
     kl_factor: list[float]  # [M] of the KL to the reference
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     whole_samples: bool = shared(default=False)  # all trained steps of every sample are here
+
+    @property
+    def states(self) -> Tensor:
+        """What networks are given."""
+        return self.steps.state
+
+    @property
+    def streams(self) -> Streams:
+        """Those that have advantages of their own."""
+        return self.steps.streams
+
+    def stream(self, number: int) -> StepTerms:
+        """One stream of them."""
+        there = columns(self.streams, number)
+        return replace(
+            self, steps=self.steps.stream(number), advantage=self.advantage[:, number], old=self.old[:, number],
+            old_mean=self.old_mean[:, there], reference_mean=self.reference_mean[:, there],
+        )  # fmt: skip
 
     def by_sample(self, value: Tensor) -> Tensor:
         """Values of terms [M] as [B, K], 0 where there is no term; a term is a sample unless samples are complete."""
@@ -193,7 +226,7 @@ class ComparedSamples(Batch):
 
     conditioning: Gathered[Conditioning]  # [B] what the members of a row share
     noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
-    value: Tensor  # [B, M] what the algorithm makes of the reward
+    value: Tensor  # [B, M] what the algorithm makes of the reward, or of those of each stream [B, M, S]
     present: Tensor  # [B, M] bool: the others have no reward, and no term
     uid: list[str]  # [B]
     sample: Tensor  # [B, M] long: with uid and level it names the noise
@@ -209,6 +242,7 @@ class JudgedSamples(ComparedSamples):
     time: Tensor  # [B, J] shared by the members
     kl_factor: list[list[float]]  # [B][M]
     shared_noise: bool = shared()  # all members get the noise of the first
+    streams: Streams = shared(default=())  # that have advantages of their own
 
     def costs(self) -> list[int]:
         """Members of each row that are there."""
@@ -242,6 +276,8 @@ class JudgedSamples(ComparedSamples):
             value=to_device(self.value.cpu()[row, member], device),
             atom=to_device(atom, device),
             kl_factor=[self.kl_factor[r][m] for r, m in zip(row.tolist(), member.tolist(), strict=True)],
+            stream_share=stream_shares(noised, self.streams) if self.streams else time.new_zeros(len(time), 0),
+            streams=self.streams,
         )
 
 
@@ -255,9 +291,52 @@ class ForwardTerms(Batch):
     target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
     share: Tensor  # [M] of the elements that are noised: means are over these
     time: Tensor  # [M]
-    value: Tensor  # [M]
+    value: Tensor  # [M], or of each stream [M, S]
     atom: Tensor  # [M] long: equal in terms that are compared with each other
     kl_factor: list[float]  # [M] of the KL to the reference
+    stream_share: Tensor  # [M, S] of the elements of each stream that are noised
+    streams: Streams = shared(default=())
+
+    @property
+    def states(self) -> Tensor:
+        """What networks are given."""
+        return self.noisy
+
+    def stream(self, number: int) -> ForwardTerms:
+        """One stream of them."""
+        there = columns(self.streams, number)
+        return replace(
+            self, clean=self.clean[:, there], noisy=self.noisy[:, there], target=self.target[:, there],
+            share=self.stream_share[:, number], value=self.value[:, number], streams=(),
+        )  # fmt: skip
+
+
+P = TypeVar("P", StepTerms, ForwardTerms)
+LOSSES = ("actor/pg_loss", "actor/policy_loss")  # reported of each stream
+
+
+def by_stream(loss: Callable[[P, FlowRoles], Loss], part: P, roles: FlowRoles) -> Loss:
+    """A loss of terms, of which streams with advantages of their own count alike: networks run once for all."""
+    from burnish.diffusion.roles import StreamOf
+
+    if not part.streams:
+        return loss(part, roles)
+    found: dict[tuple[str, float | None], Tensor] = {}
+    each: dict[str, Loss] = {}
+    for i, (name, _) in enumerate(part.streams):
+        asked = StreamOf(part.states, columns(part.streams, i), found)
+        each[name] = loss(part.stream(i), roles.of_stream(asked))
+    losses = list(each.values())
+    metrics: dict[str, Any] = {}
+    for name in losses[0].metrics:
+        totals, counts = zip(*(one.metrics[name] for one in losses), strict=True)
+        metrics[name] = sum(totals), sum(counts)
+    metrics |= {f"{what}/{name}": one.metrics[what] for name, one in each.items() for what in LOSSES if what in metrics}
+    extremes = {}
+    for name in losses[0].extremes:
+        values = torch.stack([one.extremes[name] for one in losses])
+        extremes[name] = values.amin() if name.endswith("_min") else values.amax()
+    return Loss(torch.stack([one.total for one in losses]).mean(), metrics, extremes)
 
 
 def judge(
@@ -272,7 +351,7 @@ def judge(
 
     Args:
         scored: [B] rollouts.
-        value: [B] what each is worth.
+        value: [B] what each is worth, or of each stream [B, S].
         levels: where the noise levels come from.
         members: [R, M] long, rows of ``scored`` that are compared with each other, -1 where there is none; None
             puts each sample into a row of its own.
@@ -296,6 +375,7 @@ def judge(
         sample=scored.sample[members],
         kl_factor=[[scored.scores.kl_factor[i] for i in row] for row in members.tolist()],
         shared_noise=shared_noise,
+        streams=scored.trace.streams,
         seed=scored.seed,
         update=scored.update,
     )

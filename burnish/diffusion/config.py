@@ -150,6 +150,13 @@ class FlowConfig(RunConfig):
                 "take diffusion_nft, awm, crd, dgpo, sft or diffusion_dpo, or leave data.scores out",
             ),
             (
+                needs.recording is not None
+                and needs.recording.steps_after < 1
+                and bool(rollout.filter_groups and rollout.filter_groups.replay_buffer),
+                "rollout.filter_groups.replay_buffer is given, but with algorithm.steps_after below 1 every update has "
+                "a schedule of its own, and samples of several can't be learned from together; leave one of them out",
+            ),
+            (
                 needs.schedule_times > levels,
                 f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is {steps}"
                 f"{inside}, and levels are drawn from the schedule without repetition; train at fewer",

@@ -22,7 +22,7 @@ from burnish.rollout.sources import Job, group_starts
 from burnish.training.ranks import Lockstep
 from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning, Denoising, all_noised, share_of
+from burnish.types.rollout import Conditioning, Denoising, Streams, all_noised, share_of, stream_shares
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -38,6 +38,7 @@ class FlowJob(Job):
     guidance: float | None = None  # None takes the run's
     steps: int | None = None  # denoising steps; None takes the run's, as the options below do
     solver: Solver | None = None
+    streams: frozenset[str] = frozenset()  # that have advantages of their own
     cache_interval: int = 1  # deterministic steps of which the network computes one; the others are forecast
     height: int | None = None  # in pixels
     width: int | None = None
@@ -94,7 +95,8 @@ class FlowEngine:
             plan = self.plan(job, schedule)
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
-            plan = replace(plan, branch=branches.node if shared else None)
+            streams = self._streams(job, conditioning)
+            plan = replace(plan, branch=branches.node if shared else None, streams=streams)
             step_size, count = self.options.batch_size, len(job.prompts)
             batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
             # steps at which a network takes over that is not always on the device
@@ -174,10 +176,27 @@ class FlowEngine:
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
-        path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), pauses=pauses)
+        each = stream_shares(noised, plan.streams) if plan.streams else None
+        path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), stream_share=each, pauses=pauses)
         # counted from the first row of the group, whatever else is in the job
         node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(path.time)
-        return Denoising(**vars(path), conditioning=kept, node=node, noised=noised, schedule=schedule)
+        return Denoising(
+            **vars(path), conditioning=kept, node=node, noised=noised, schedule=schedule, streams=plan.streams
+        )
+
+    def _streams(self, job: FlowJob, conditioning: Gathered[Conditioning]) -> Streams:
+        """The streams of states, if any of them has an advantage of its own.
+
+        Raises:
+            UserError: the model doesn't have it.
+        """
+        streams = self.model.streams(conditioning) if job.streams else ()
+        if absent := sorted(job.streams - {name for name, _ in streams}):
+            raise UserError(
+                f"a reward has stream {absent[0]}, but what {self.model.class_name} denoises is a single stream; leave "
+                "stream out"
+            )
+        return streams
 
     def plan(self, job: FlowJob, times: Tensor) -> Plan:
         """How all rows of a job are denoised, but for what they share."""

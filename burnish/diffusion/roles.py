@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -57,10 +58,29 @@ class NetworkRole:
             return predict() if self.sharded is None else self.sharded(predict)
 
 
+@dataclass(frozen=True)
+class StreamOf:
+    """One stream of the states of a micro-batch, of which a network only ever sees all: it runs once for them."""
+
+    states: Tensor  # [M, N] all streams
+    columns: slice
+    found: dict[tuple[str, float | None], Tensor]  # what networks gave, by role and guidance
+
+    def velocity(
+        self, name: str, role: NetworkRole, x: Tensor, time: Tensor, conditioning: Gathered[Conditioning],
+        *, guidance: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The velocity of a role at the stream ``x`` of the states."""
+        if (name, guidance) not in self.found:
+            self.found[name, guidance] = role(self.states, time, conditioning, guidance=guidance)
+        return self.found[name, guidance][:, self.columns]
+
+
 class FlowRoles(TrainedRoles):
     """Builds the roles that an algorithm needs and keeps them in step."""
 
     model: FlowModel
+    _stream: StreamOf | None = None
 
     def __init__(
         self,
@@ -107,20 +127,30 @@ class FlowRoles(TrainedRoles):
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.counts}
 
     @property
-    def policy(self) -> NetworkRole:
+    def policy(self) -> Role:
         """The network that learns."""
         return self.lagged("policy")
 
     @property
-    def reference(self) -> NetworkRole:
+    def reference(self) -> Role:
         """The network before training."""
         return self.lagged("reference")
 
-    def lagged(self, name: str) -> NetworkRole:
+    def lagged(self, name: str) -> Role:
         """A role by its name."""
+        role = self._role(name)
+        return role if self._stream is None else partial(self._stream.velocity, name, role)
+
+    def _role(self, name: str) -> NetworkRole:
         network = self.network_of(name)
         sharded, agree = self.shards.networks.get(network), partial(self.shards.agree, network)
         return NetworkRole(self.model, self.guidance, partial(self.active, name), sharded, agree)
+
+    def of_stream(self, stream: StreamOf) -> FlowRoles:
+        """The same networks, asked for a stream."""
+        other = copy(self)
+        other._stream = stream
+        return other
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -173,7 +203,7 @@ class FlowRoles(TrainedRoles):
     def sampling(self, name: str, *, merge: bool) -> Iterator[NetworkRole]:
         """A role to sample with, without gradients; ``merge`` folds its adapter into the weights."""
         with self._sampling(name, merge=merge):
-            yield self.lagged(name)
+            yield self._role(name)
 
     def is_policy(self, name: str) -> bool:
         """Whether a lagged policy has the policy's own weights."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnish.options import Solver
 from burnish.types.batch import to_device
-from burnish.types.rollout import Path
+from burnish.types.rollout import Path, Streams, columns
 
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
 Density = Literal["gaussian", "squared_error"]
@@ -44,6 +44,18 @@ class Transition:
         if density == "squared_error":
             return -error
         return -error / (2 * self.std.square()) - self.std.log() - 0.5 * math.log(2 * math.pi)
+
+    def stream(self, streams: Streams, number: int, share: Tensor) -> Transition:
+        """That of one stream, of which a ``share`` [B] of the elements is noised."""
+        return replace(self, mean=self.mean[:, columns(streams, number)], share=share)
+
+    def stream_logprobs(self, landed: Tensor, density: Density, streams: Streams, shares: Tensor) -> Tensor:
+        """``logprob`` of each stream by itself: [B, S]."""
+        each = [
+            self.stream(streams, i, share).logprob(landed[:, columns(streams, i)], density)
+            for i, share in enumerate(shares.unbind(1))
+        ]
+        return torch.stack(each, 1) if each else landed.new_zeros(len(landed), 0)
 
     def score_power(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
         """Squared norm of the gradient of ``logprob`` with respect to the mean: [B]."""
@@ -227,6 +239,7 @@ class Plan:
     solver: Solver = "euler"  # of the steps without noise
     branch: Tensor | None = None  # [B, N + 1] long: rows with equal ids at step i share its state, computed once
     interval: int = 1  # deterministic steps of which the network computes one; see ``computed``
+    streams: Streams = ()  # whose log-probs are recorded one by one
 
     @property
     def computed(self) -> Tensor:
@@ -248,7 +261,7 @@ class Plan:
 
 def denoise(
     velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor], *, share: Tensor | None = None,
-    pauses: Collection[int] = (),
+    stream_share: Tensor | None = None, pauses: Collection[int] = (),
 ) -> Generator[None, None, Path]:  # fmt: skip
     """Denoise from pure noise, and record the steps that are trained on; see ``finished``.
 
@@ -259,16 +272,18 @@ def denoise(
         noise_at: fresh standard normal noise [B, ...] for a step, equal in rows that share a branch after it; called
             only for steps that are stochastic in some row.
         share: [B] of a state's elements that are noised; None is all.
+        stream_share: [B, S] of those of each stream of the plan; None is all.
         pauses: steps that it waits before, until it is asked to go on.
     """
     batch, steps = plan.recorded.shape
     share = x.new_ones(batch) if share is None else share
+    stream_share = x.new_ones(batch, len(plan.streams)) if stream_share is None else stream_share
     recorded = int(plan.recorded[0].sum()) if batch else 0
     assert (plan.recorded.sum(1) == recorded).all(), "rows record different numbers of steps"
     x = x.float()
     state = x.new_zeros(batch, recorded, *x.shape[1:])
     next_state = torch.zeros_like(state)
-    logprob = x.new_zeros(batch, recorded)
+    logprob, stream_logprob = x.new_zeros(batch, recorded), x.new_zeros(batch, recorded, len(plan.streams))
     times = plan.times.tolist()
     time, time_next = (
         starts[:-1].expand(batch, -1)[plan.recorded].view(batch, recorded).clone()
@@ -304,13 +319,14 @@ def denoise(
                 )  # fmt: skip
                 landed = step.sample(to_device(noise_at(i)[plan.recorded[:, i]], x.device))
                 logprob[at] = step.logprob(landed, plan.density)
+                stream_logprob[at] = step.stream_logprobs(landed, plan.density, plan.streams, stream_share[where])
                 moved[where] = landed
             next_state[at] = moved[where]
         x = moved
     error = x.new_zeros(batch) if taylor is None else taylor.error
     return Path(
         latents=x, state=state, next_state=next_state, time=time, time_next=time_next, logprob=logprob,
-        forecast_error=error,
+        stream_logprob=stream_logprob, forecast_error=error,
     )  # fmt: skip
 
 

@@ -11,13 +11,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from burnish.registry import entries
 from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.user_code import load_module
 
 if TYPE_CHECKING:
     from burnish.options import StepOptions
@@ -41,6 +43,31 @@ class Hook:
 
     def close(self) -> None:
         """Release resources, also after an error."""
+
+
+class HookFunction(Protocol):
+    """What a function registered as a "hook" is called with."""
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        """After ``update`` policy updates, with their metrics, to which it may add."""
+
+
+class FunctionHook(Hook):
+    """A function as a hook."""
+
+    function: ClassVar[Callable[[int, dict[str, float]], None]]
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        type(self).function(update, metrics)
+
+
+def registered_hooks(plugins: Sequence[str]) -> list[Hook]:
+    """Those that the plugins of a run have registered, and the process itself."""
+    modules = [load_module(where).__name__ for where in plugins]
+    return [
+        hook() for hook in entries("hook")
+        if hook.__module__ == "__main__" or any(f"{hook.__module__}.".startswith(f"{one}.") for one in modules)
+    ]  # fmt: skip
 
 
 EXIT_STOPPED = 75

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
-from burnish.registry import MayChange, ReadIf, options
+from burnish.registry import Choice, MayChange, ReadIf, chosen_part, options
 from burnish.utils.addresses import address_complaint
 
 if TYPE_CHECKING:
@@ -124,17 +124,19 @@ class AdamWOptions:
 class OptimizerOptions(AdamWOptions):
     """The optimizer and its learning rate schedule."""
 
-    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    name: Annotated[Any, Choice("optimizer", bare=True)] = "adamw"
     """adamw; adamw_8bit keeps its moments in 8 bits, a quarter of their memory (bitsandbytes); muon steps along
-    orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest."""
-    min_lr: Annotated[NonNegative, ReadIf("schedule", "linear", "cosine")] = 0.0
+    orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest. Or
+    another registered optimizer: its name, or {name: NAME} with its options."""
+    min_lr: Annotated[NonNegative, ReadIf("decays", why="schedule is constant")] = 0.0
     """linear, cosine: learning rate that the decay ends at."""
     momentum: Annotated[BelowOne, ReadIf("name", "muon")] = 0.95
     """muon: decay rate of its momentum (Nesterov)."""
     eps: Positive = 1e-8
     """Added to the denominator."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or a decay to min_lr at the last update."""
+    schedule: Annotated[Any, Choice("learning rate", bare=True)] = "constant"
+    """Learning rate after the warm-up: constant, or a decay to min_lr at the last update, linear or cosine. Or another
+    registered learning rate: its name, or {name: NAME} with its options."""
     schedule_updates: Annotated[Count | None, MayChange(), ReadIf("has_length", why="schedule is constant")] = None
     """linear, cosine, warmup_steps below 1: policy updates after which the decay is over; null uses steps. To extend a
     run with a decaying learning rate, set steps and this; it continues with the learning rate of a run of that
@@ -152,7 +154,7 @@ class OptimizerOptions(AdamWOptions):
         section = next((name for name, optimizer in run.optimizers.items() if optimizer is self), None)
         if section is None:  # of a network that this run has not
             return []
-        steps, updates, ranks = run.optimizer_steps, self.schedule_updates, run.ranks
+        steps, updates, ranks, optimizer = run.optimizer_steps, self.schedule_updates, run.ranks, self.optimizer
         packed = run.quantized is not None  # every process holds all weights, as one does
         return [
             *super().contradictions(run),
@@ -170,19 +172,19 @@ class OptimizerOptions(AdamWOptions):
                 f"{section}.lr is never reached; warm up for fewer",
             ),
             (
-                self.schedule != "constant" and (updates or run.steps) < run.steps,
+                self.decays and (updates or run.steps) < run.steps,
                 f"{section}.schedule_updates is {updates}, but steps is {run.steps}: the learning rate is "
                 f"{self.min_lr:g} from there on; raise it, or lower steps",
             ),
             (
-                ranks > 1 and self.name == "adamw_8bit" and not packed,
-                f"{section}.name is adamw_8bit, but the {ranks} processes of pools.train hold weights in shards, which "
-                f"bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out",
+                ranks > 1 and not optimizer.sharded and not packed,
+                f"{section}.name is {optimizer.name}, but the {ranks} processes of pools.train hold weights in "
+                f"shards, which it doesn't step; set {section}.name=adamw, whose states are shared out",
             ),
             (
                 run.sharding.offload and self.name != "adamw" and not packed,
-                f"{section}.name is {self.name}, but sharding.offload keeps every weight in CPU memory as FSDP does, "
-                f"which it can't step; set {section}.name=adamw, or leave sharding.offload out",
+                f"{section}.name is {optimizer.name}, but sharding.offload keeps every weight in CPU memory as FSDP "
+                f"does, which it can't step; set {section}.name=adamw, or leave sharding.offload out",
             ),
             (
                 self.offload and ranks > 1 and not packed,
@@ -200,7 +202,22 @@ class OptimizerOptions(AdamWOptions):
     @property
     def has_length(self) -> bool:
         """Whether the learning rate of a step depends on how many there are."""
-        return self.schedule != "constant" or 0 < self.warmup_steps < 1
+        return self.decays or 0 < self.warmup_steps < 1
+
+    @property
+    def decays(self) -> bool:
+        """Whether the learning rate moves after the warm-up."""
+        return bool(self.rate.moves)
+
+    @property
+    def optimizer(self) -> Any:
+        """What steps, with its options."""
+        return chosen_part("optimizer", self.name)
+
+    @property
+    def rate(self) -> Any:
+        """The learning rate after the warm-up, with its options."""
+        return chosen_part("learning rate", self.schedule)
 
 
 @options

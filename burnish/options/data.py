@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from burnish.options import Count, Finite, Positive, Rules
+from burnish.options import Count, Finite, Positive, Rules, Whole
 from burnish.registry import MayChange, ReadIf, options
 
 if TYPE_CHECKING:
@@ -107,3 +107,6 @@ class FilterOptions:
     max_num_gen_batches: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Most batches sampled until data.train_batch_size prompts remain; 1 replaces none. An update with no prompts
     left is skipped."""
+    replay_buffer: Whole = 0
+    """Groups of earlier updates that are kept, the newest: some of them take the places of those that are still
+    missing, drawn by the standard deviation of their rewards (TRL's GRPO with a replay buffer). 0 keeps none."""

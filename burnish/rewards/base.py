@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Stream = Literal["video", "audio"]  # of samples that have several
 Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each by itself, two of a prompt, all of them
 
 
@@ -306,6 +307,10 @@ class Reward(AnyReward):
     frames: FrameOptions | None = None
     """Frames of a clip that are scored, and how their values make one; null takes the mean over 8 evenly spaced frames,
     or the whole clip where the reward reads clips."""
+    stream: Stream | None = None
+    """Of a model that draws frames and sound together: which of the two the reward teaches, video or audio; null
+    teaches both. Once a reward names one, each has advantages, log-probs and losses of its own, which count alike
+    however many elements a stream has (OmniNFT, arXiv:2605.12480)."""
 
     @model_validator(mode="after")
     def _frames_are_read(self) -> Self:
@@ -333,6 +338,8 @@ class Reward(AnyReward):
 
         The sound of a clip is only known once there is one.
         """
+        if self.stream is not None and drawn != "clip":
+            return f"stream is {self.stream}, but the model draws {drawn}s, which have a single one"
         if drawn in self.reads or (drawn == "clip" and {"image", "sound"} & set(self.reads)):
             return "" if drawn == "clip" or self.frames is None else f"frames is given, but the model draws {drawn}s"
         return f"{self.name} scores {_named(self.reads)}, but the model draws {drawn}s"

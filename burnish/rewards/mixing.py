@@ -78,7 +78,8 @@ class MixingOptions:
         """What is wrong with how one reward counts."""
         others = [name for name in run.rewards if name != label]
         option, gate = f"rewards.{label}", reward.gate
-        modifiers = {name: getattr(reward, name) for name in ("schedule", "cap", "gate")}
+        modifiers = {name: vars(reward).get(name) for name in ("schedule", "cap", "gate", "stream")}
+        stream = modifiers["stream"]
         return [
             (
                 gate is not None and gate.by not in others,
@@ -91,6 +92,16 @@ class MixingOptions:
                     f"{option}.{name} is given, but its weight is 0, so that it never counts; remove it",
                 )
                 for name, value in modifiers.items()
+            ),
+            (
+                stream is not None and not getattr(run.algorithm, "by_stream", False),
+                f"{option}.stream is {stream}, but {run.algorithm.name} has one advantage for all streams; choose "
+                "flow_grpo or diffusion_nft, or leave stream out",
+            ),
+            (
+                stream is not None and (not self.sums or getattr(run.algorithm, "bypasses", False)),
+                f"{option}.stream is {stream}: each stream has a sum of rewards and a ratio of its own; leave out "
+                "mixing.rule, mixing.normalise and algorithm.rollout_correction.mode=bypass, or stream",
             ),
             (
                 reward.hold is not None and not (run.algorithm.gates_kl and run.algorithm.kl_option),
@@ -202,6 +213,7 @@ def mix(
 
     names = component_names(rewards)
     columns: list[tuple[list[float], list[float], list[float]]] = []  # values, what counts of them, and weights
+    streams = [vars(reward).get("stream") for reward in rewards.values() for _ in ("", *reward.numbers)]
     kl_factor = [1.0] * len(prompts)
     for label, reward in rewards.items():
         values = [nan if score.value is None else score.value for score in scores[label]]
@@ -237,6 +249,7 @@ def mix(
         applied=weight,
         names=names,
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.numbers))),
+        streams=tuple(streams) if any(streams) else (),
         further=more,
         answers=[{label: score.answer for label, score in row.items() if score.answer is not None} for row in rows],
         notes=list(map(_note, noted)),

@@ -363,6 +363,7 @@ KlGate = Annotated[Any, Choice("kl gate"), ReadIf("kl_option", why="its KL to th
 class AdvantageAlgorithm(Algorithm):
     """Base of those that learn from advantages: rewards become such by a rule that goes by name."""
 
+    by_stream: ClassVar[bool] = False  # streams of a sample may have advantages of their own
     of_responses: ClassVar[bool] = False  # has what only language models have: tokens, a value network, turns
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or

@@ -51,7 +51,8 @@ class AsyncRolloutWorker(Protocol):
         """Start on a request as soon as there is capacity for it."""
 
 
-Behind = tuple[int, list[RolloutRequest]]  # a batch: where the stream stands, and what was put aside
+# a batch: where the stream stands, what was put aside, and what may be replayed
+Behind = tuple[int, list[RolloutRequest], tuple[Any, ...]]
 
 
 class Filling:
@@ -90,7 +91,7 @@ class Filling:
                 before._future.result()  # whose rounds have limits of their own
                 self.after = before.after
             rollouts = self.schedule.filled(self._generate, self.update, self.version, self.after[1])
-            self.after = self.schedule.stream.position, rollouts.put_aside
+            self.after = self.schedule.stream.position, rollouts.put_aside, self.schedule.replayable
         except BaseException as error:
             self._future.set_exception(error)  # raised where the batch is waited for
         else:
@@ -184,7 +185,7 @@ class PipelinedSource:
         self._published = -1
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
-        self._after: Behind = self.schedule.stream.position, []  # the last batch handed out
+        self._after: Behind = self.schedule.stream.position, [], self.schedule.replayable  # the last batch handed out
         self._handed_out = time.perf_counter()
 
     def published(self, version: int) -> None:
@@ -264,23 +265,23 @@ class PipelinedSource:
             return [batch for batch in self._ahead if newest is None or batch.version < newest]
 
     def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
-        position, put_aside = kept[-1].after() if kept else self._after
+        position, put_aside, replayable = kept[-1].after() if kept else self._after
         state = self.schedule.stream.state_dict(position)
         state |= self.schedule.history(kept[-1].update if kept else self._collected) | saved(self.normaliser)
-        more = {"ahead": rollouts, "put_aside": put_aside}
+        more = {"ahead": rollouts, "put_aside": put_aside, "replay": list(replayable)}
         return state | {name: value for name, value in more.items() if value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # a batch in flight may still take prompts, from the stream that it knows
-        self.schedule = replace(self.schedule, stream=copy(self.schedule.stream))
-        self.schedule.stream.load_state_dict(state)
+        self.schedule = replace(self.schedule, stream=copy(self.schedule.stream), replay=copy(self.schedule.replay))
+        self.schedule.load_state_dict(state)
         restore(state, self.normaliser)
         with self._changed:
             for batch in self._ahead:
                 if isinstance(batch.handle, Filling):
                     batch.handle.abandoned = True
             self._begin_anew()
-            self._after = after = self.schedule.stream.position, state.get("put_aside", [])
+            self._after = after = self.schedule.stream.position, state.get("put_aside", []), self.schedule.replayable
             self._in_turn = self._in_turn or bool(after[1])
             for rollouts in state.get("ahead", []):
                 self._ahead.append(_Batch(rollouts.update, rollouts.version, _Finished(rollouts), lambda: after))
@@ -306,7 +307,7 @@ class PipelinedSource:
     def _requested(self, update: int, version: int) -> _Batch:
         if not self._in_turn:
             handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
-            behind: Behind = self.schedule.stream.position, []
+            behind: Behind = self.schedule.stream.position, [], ()
             return _Batch(update, version, handle, lambda: behind)
         filling = Filling(self.rollout_worker, self.schedule, update, version, self.timeout, self._filling, self._after)
         self._filling = filling

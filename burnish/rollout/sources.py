@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, pairwise
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -19,7 +19,7 @@ from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rl.advantages import group_statistics
-from burnish.types.batch import Batch, shared
+from burnish.types.batch import Batch, device_of, shared
 from burnish.types.completion import PartialResponse
 from burnish.types.rollout import (
     Collected,
@@ -188,6 +188,9 @@ def split(request: RolloutRequest, parts: int) -> list[RolloutRequest]:
     ]
 
 
+LISTS = ("failures", "glimpses", "quotes", "execution", "put_aside")  # of rollouts, about all of their samples
+
+
 def join(parts: Sequence[R]) -> R:
     """Rollouts of chunks, in order, as those of the request that was split, with its metrics up to rounding."""
     if len(parts) == 1:
@@ -195,10 +198,7 @@ def join(parts: Sequence[R]) -> R:
     # what has lost all of its rows may have been sampled in other steps than the rest
     there = [part for part in parts if len(part)] or list(parts[:1])
     metrics, counts = _joined(parts)
-    lists: Any = {
-        name: list(chain.from_iterable(getattr(part, name) for part in parts))
-        for name in ("failures", "glimpses", "quotes", "execution", "put_aside")
-    }
+    lists: Any = {name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in LISTS}
     oldest = min(part.version for part in parts)
     return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, version=oldest, **lists)
 
@@ -271,6 +271,45 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
     )  # fmt: skip
 
 
+@dataclass
+class Replay:
+    """The newest groups with different rewards, which take the places of those that taught nothing."""
+
+    size: int
+    seed: int
+    groups: tuple[Any, ...] = ()  # rollouts of a group each, the oldest first, with their traces in the host's memory
+
+    def completed(self, sampled: R, wanted: int) -> R:
+        """Rollouts of an update, with groups of earlier ones up to ``wanted``; what was sampled is kept for later."""
+        ids = sampled.group.unique().tolist()
+        drawn = self._drawn(wanted - len(ids), sampled.update)
+        own: Any = {field.name: getattr(sampled, field.name) for field in fields(sampled) if "shared" in field.metadata}
+        none: Any = {"metrics": {}, "counts": {}} | {name: [] for name in LISTS}
+        for number in ids:
+            group: Any = sampled.select((sampled.group == number).nonzero().flatten())
+            kept = replace(group, group=torch.zeros_like(group.group), trace=group.trace.to("cpu"), **none)
+            self.groups = (*self.groups, kept)
+        self.groups = self.groups[-self.size :]
+        device = device_of(sampled.trace)  # type: ignore[attr-defined]
+        again = [
+            replace(one, group=one.group + place, trace=one.trace.to(device))
+            for place, one in enumerate(drawn, len(ids))
+        ]
+        parts = [sampled, *again] if ids else again or [sampled]
+        own["metrics"] |= {"train/replayed_groups": float(len(again))}
+        return replace(type(sampled).cat(parts), **own | {"version": min(one.version for one in parts)})
+
+    def _drawn(self, count: int, update: int) -> list[Any]:
+        """Some of the groups, without repetition, each with a chance that grows with the spread of its rewards."""
+        scores = [(one.scores, one.group.cpu()) for one in self.groups]
+        spread = [float(group_statistics(own.reward.cpu(), group, own.missing.cpu()).std) for own, group in scores]
+        if count < 1 or not spread:
+            return []
+        # of exponential waits, the shortest (Efraimidis and Spirakis 2006)
+        waits = -random.uniform(len(spread), [(self.seed, "replay", update)])[0].log() / torch.tensor(spread)
+        return [self.groups[place] for place in sorted(waits.argsort()[:count].tolist())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptSchedule:
     """Prompts and sample numbers of every update."""
@@ -279,6 +318,7 @@ class PromptSchedule:
     n: int  # samples of a prompt
     rollouts: int = 1  # batches of the stream to an update
     filtering: FilterOptions | None = None
+    replay: Replay | None = None
     tells: bool = False  # whether requests tell of the prompts that come next
 
     @property
@@ -325,7 +365,20 @@ class PromptSchedule:
 
         if self.filtering is None:
             return draw()
-        return fill(draw, self.stream.batch_size * self.rollouts, self.rounds)
+        wanted = self.stream.batch_size * self.rollouts
+        found = fill(draw, wanted, self.rounds)
+        return found if self.replay is None else self.replay.completed(found, wanted)
+
+    @property
+    def replayable(self) -> tuple[Any, ...]:
+        """Groups that may be replayed."""
+        return () if self.replay is None else self.replay.groups
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the stream stood, with the groups that may be replayed."""
+        self.stream.load_state_dict(state)
+        if self.replay is not None:
+            self.replay.groups = tuple(state.get("replay", ()))
 
     def learn(self, update: int, sampled: Rollouts) -> None:
         """Tell a sampler of the user what was rewarded in an update."""
@@ -360,18 +413,19 @@ class OnlineSource:
     ) -> None:
         self.schedule, self.stream, self.rollout_worker = schedule, schedule.stream, rollout_worker
         self.normaliser = normaliser  # of rewards
-        # where the stream stands behind the last batch that was handed out, and what its sampler was told by then
-        self._after = self.stream.position, schedule.history()
+        # where the stream stands behind the last batch that was handed out, what its sampler was told by then, and
+        # what may be replayed
+        self._after = self.stream.position, schedule.history(), schedule.replayable
 
     def rollout(self, update: int) -> Rollouts:
         collected: Rollouts = self.schedule.filled(self.rollout_worker.generate, update, update - 1)
-        self._after = self.stream.position, self.schedule.history(update)
+        self._after = self.stream.position, self.schedule.history(update), self.schedule.replayable
         return collected if self.normaliser is None else self.normaliser.learned(collected)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on; prompts of an unfinished batch are drawn again."""
-        position, told = self._after
-        return self.stream.state_dict(position) | told | saved(self.normaliser)
+        position, told, replayable = self._after
+        return self.stream.state_dict(position) | told | saved(self.normaliser) | {"replay": list(replayable)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("ahead") or state.get("put_aside"):
@@ -380,8 +434,8 @@ class OnlineSource:
                 "runtime=ray and the async_rollout.depth that it was made with"
             )
         restore(state, self.normaliser)
-        self.stream.load_state_dict(state)
-        self._after = self.stream.position, self.schedule.history()
+        self.schedule.load_state_dict(state)
+        self._after = self.stream.position, self.schedule.history(), self.schedule.replayable
 
 
 class OfflineSource:

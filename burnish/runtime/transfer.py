@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from burnish.metrics import Span
+from burnish.rollout.saved import BATCHES, made, plain
 from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
-from burnish.types.batch import Batch, Gathered
+from burnish.types.batch import Batch
 from burnish.types.columns import Column, Here, LazyTensors, Pointers, Source
-from burnish.types.completion import Completion, Encoded, Features, Lengths, PartialResponse
-from burnish.types.media import Fit, Media
-from burnish.types.prompt import Message, Part, Prompt
-from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.samples import Quote, ResponseStats
+from burnish.types.completion import Features, Lengths
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Denoising, Rollouts
 from burnish.utils.media import Unread
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
@@ -332,91 +332,20 @@ def generate(
 
 def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The state of a source with batches that were sampled ahead, their traces in this process, fit to be saved."""
-    whole = {name: [serialize(resolved(one, seconds=seconds)) for one in source.get(name, [])] for name in MADE_AHEAD}
-    return source | {name: every for name, every in whole.items() if every}
+    return plain(source | {name: [resolved(one, seconds=seconds) for one in source.get(name, [])] for name in BATCHES})
 
 
 def from_saved(source: dict[str, Any]) -> dict[str, Any]:
     """The opposite of ``to_save``: the traces are in the object store, and belong to this process."""
-    whole = {name: [deserialize(plain) for plain in source[name]] for name in MADE_AHEAD if name in source}
-    placed = [_pointing(one, Stored.put(one.trace), one.lengths) for one in whole.get("ahead", [])]
-    return source | whole | ({"ahead": placed} if placed else {})
+    read = made(source)
+    placed = {
+        name: [_pointing(one, Stored.put(one.trace), one.lengths) for one in read[name]]
+        for name in ("ahead", "replay") if name in read
+    }  # fmt: skip
+    return read | placed
 
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
     pointers = StoredRows.to_all(stored) if lengths is None else StoredResponses.to_all(stored, lengths=lengths)
     found: Rollouts = replace(rollouts, trace=pointers)
     return found
-
-
-MADE_AHEAD = ("ahead", "put_aside")  # of the state of a source
-_TYPES = (
-    Completion, Denoising, Encoded, Failure, Features, Fit, Gathered, Media, Message, Part,
-    PartialResponse, Prompt, Quote, Requests, ResponseStats, RolloutRequest, Scored, ScoredResponses, Scores,
-)  # fmt: skip
-MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {
-    "dict": dict,
-    "tuple": lambda **items: tuple(items.values()),
-    "bytes": lambda data: data.numpy().tobytes(),
-}
-ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
-ELSEWHERE: dict[type, Callable[[Any], Any]] = {Column: Column.values, LazyTensors: dict, Unread: lambda one: one.read()}
-
-
-def serialize(rollouts: Rollouts) -> dict[str, Any]:
-    """Nested dicts and lists of tensors, numbers, strings, booleans and None."""
-    packing = _Packing()
-    whole = packing.plain(rollouts)
-    return {"whole": whole, "shared": packing.shared}
-
-
-def deserialize(plain: dict[str, Any]) -> Any:
-    """The rollouts that ``serialize`` was given."""
-    shared: list[Any] = []
-    for one in plain["shared"]:  # what these share in turn comes before them
-        shared.append(_object(one, shared))
-    return _object(plain["whole"], shared)
-
-
-class _Packing:
-    def __init__(self) -> None:
-        self.shared: list[Any] = []
-        self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
-
-    def plain(self, value: Any) -> Any:
-        value = next((read(value) for kind, read in ELSEWHERE.items() if isinstance(value, kind)), value)
-        if isinstance(value, list):
-            return [self.plain(item) for item in value]
-        if not isinstance(value, ONCE):
-            return self._fields(value)
-        if id(value) not in self._place:
-            stored = self._fields(value)
-            self._place[id(value)] = len(self.shared)
-            self.shared.append(stored)
-        return {"place": self._place[id(value)]}
-
-    def _fields(self, value: Any) -> Any:
-        if isinstance(value, bytes):
-            fields: dict[str, Any] = {"data": torch.from_numpy(np.frombuffer(value, np.uint8).copy())}
-        elif isinstance(value, tuple):
-            fields = {str(place): item for place, item in enumerate(value)}
-        elif isinstance(value, dict):
-            fields = value
-        elif isinstance(value, _TYPES):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        else:
-            assert value is None or isinstance(value, Tensor | bool | int | float | str), (
-                f"{type(value)} can't be saved"
-            )
-            return value
-        return {"kind": type(value).__name__, "fields": {name: self.plain(item) for name, item in fields.items()}}
-
-
-def _object(plain: Any, shared: list[Any]) -> Any:
-    if isinstance(plain, list):
-        return [_object(item, shared) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if "place" in plain:
-        return shared[plain["place"]]
-    return MADE[plain["kind"]](**{name: _object(value, shared) for name, value in plain["fields"].items()})

@@ -26,7 +26,8 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop
+from burnish.rollout.saved import made, plain
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, Replay, RolloutRequest, Stop
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.flop_counter import device_peak
@@ -230,11 +231,13 @@ class Assembly:
     def prompt_schedule(self) -> PromptSchedule:
         """Which samples are requested for each update, if the run samples."""
         config, prompts = self.config, self.learnable_prompts
+        filtering = config.rollout.filter_groups
         return PromptSchedule(
             stream=self.stream(prompts, (prompt.part for prompt in prompts)),
             n=config.sampled_per_prompt,
             rollouts=config.batches_per_update,
-            filtering=config.rollout.filter_groups,
+            filtering=filtering,
+            replay=Replay(filtering.replay_buffer, config.seed) if filtering and filtering.replay_buffer else None,
             tells=self.reads_ahead,
         )
 
@@ -334,11 +337,11 @@ class Assembly:
         self._until_closed.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.workers.state_dict() | {"source": self.source.state_dict()}
+        return self.workers.state_dict() | {"source": plain(self.source.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        self.source.load_state_dict(state.pop("source"))
+        self.source.load_state_dict(made(state.pop("source")))
         self.workers.load_state_dict(state)
 
     def weights(self) -> dict[str, Any]:

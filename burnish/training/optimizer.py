@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
+from burnish.rl.algorithm import call
 from burnish.training.saved import SavedTensor
 from burnish.training.sharding import copy_full, local_shard, sharded_like
+from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 from burnish.utils.installed import lacking
 
@@ -43,6 +45,8 @@ class ParameterGroup:
         self.total_steps, self.first_update = total_steps, first_update
         self.optimizers = make_optimizers(self.parameters, options)
         self.steps = 0
+        # of the groups of parameters that an optimizer tells apart, which keep the proportion of their learning rates
+        self._shares = [[group["lr"] / options.lr for group in one.param_groups] for one in self.optimizers]
 
     def learns(self, update: int) -> bool:
         """Whether a policy update, counted from 1, trains the group."""
@@ -63,20 +67,20 @@ class ParameterGroup:
 
     def step(self) -> None:
         """One optimizer step."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.lr
+        for optimizer, shares in zip(self.optimizers, self._shares, strict=True):
+            for group, share in zip(optimizer.param_groups, shares, strict=True):
+                group["lr"] = self.lr * share
             optimizer.step()
         self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
         states = {number: optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
-        return {"name": self.options.name, "optimizer": states, "steps": self.steps}
+        return {"name": self.options.optimizer.name, "optimizer": states, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["name"] != self.options.name:
+        if state["name"] != (name := self.options.optimizer.name):
             raise UserError(
-                f"optimizer.name is {self.options.name}, but the checkpoint has the state of {state['name']}; set "
+                f"optimizer.name is {name}, but the checkpoint has the state of {state['name']}; set "
                 f"optimizer.name={state['name']}"
             )
         for optimizer, saved in zip(self.optimizers, state["optimizer"].values(), strict=True):
@@ -85,15 +89,33 @@ class ParameterGroup:
                 number: {name: _placed(value, weights[number]) for name, value in some.items()}
                 for number, some in saved["state"].items()
             }
-            # its rates are those of the options, which the saved groups of parameters repeat
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
+            # its rates are those of the options, which saved groups of parameters repeat; what else they have moves
+            now = optimizer.state_dict()
+            groups = [
+                own | {name: _loaded(value) for name, value in before.items() if name not in OF_OPTIONS}
+                for own, before in zip(now["param_groups"], saved["param_groups"], strict=True)
+            ]
+            optimizer.load_state_dict(now | {"state": moments, "param_groups": groups})
         self.steps = state["steps"]
+
+
+OF_OPTIONS = ("params", "lr", "betas", "eps", "weight_decay", "momentum")  # of a group of parameters
+
+
+def _loaded(value: Any) -> Any:
+    return value.load() if isinstance(value, SavedTensor) else value
 
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:
     """A value of an optimizer's state, sharded like its weight if it is as large."""
     if isinstance(value, SavedTensor):
         if value.shape != weight.shape:
+            if is_sharded(weight) and value.shape.numel() > 1:
+                raise UserError(
+                    f"the optimizer's state of a weight {list(weight.shape)} has shape {list(value.shape)}, which no "
+                    "rank can take its share of; resume on one process, or with an optimizer.name whose states are as "
+                    "large as the weights"
+                )
             return value.load()
         placed = torch.empty_like(weight, dtype=value.dtype, requires_grad=False)
         copy_full(placed, value)
@@ -107,16 +129,10 @@ class HostStates(torch.optim.Optimizer):
     Between steps the device holds weights alone, and through the backward pass their gradients.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        make: Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer],
-    ) -> None:
-        """Args: ``make`` returns the optimizer of the copies, which have the parameters' names."""
-        self._pairs = [
-            (weight, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))) for weight in parameters.values()
-        ]
-        self._inner = make(dict(zip(parameters, (copy for _, copy in self._pairs), strict=True)))
+    def __init__(self, inner: torch.optim.Optimizer, weights: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Args: ``inner`` steps the copies, ``weights`` are what they are copies of."""
+        self._inner = inner
+        self._pairs = [(weights[copy], copy) for group in inner.param_groups for copy in group["params"]]
         self.param_groups, self.state, self.defaults = self._inner.param_groups, self._inner.state, self._inner.defaults
 
     @torch.no_grad()
@@ -143,57 +159,33 @@ class HostStates(torch.optim.Optimizer):
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
 
-OUTER = ("embed", "lm_head", "value_head", "proj_out", "wte", "wpe")  # in names of matrices from or to tokens
-
-
 def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> list[torch.optim.Optimizer]:
-    """What steps the trained parameters: one optimizer, or Muon and AdamW side by side.
+    """What steps the trained parameters.
 
     Args:
         parameters: by their names in the network.
         options: which one, and its rates.
 
     Raises:
-        UserError: a library is missing.
+        UserError: a library is missing, or it makes no optimizer.
     """
-    if complaint := lacking(options.name):
-        raise UserError(f"optimizer.name={options.name} {complaint}")
+    part = options.optimizer
+    if complaint := lacking(part.name):
+        raise UserError(f"optimizer.name={part.name} {complaint}")
     if options.offload and (there := {weight.device.type for weight in parameters.values()} & {"cpu"}):
         raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; remove it")
-    if options.name == "muon":
-        matrices = {name: one for name, one in parameters.items() if is_hidden_matrix(name, one)}
-        rest = {name: one for name, one in parameters.items() if name not in matrices}
-        kinds = [(matrices, _muon), (rest, _adamw)]
-    else:
-        kinds = [(dict(parameters), _adamw)]
-    return [
-        HostStates(some, partial(make, options=options)) if options.offload else make(some, options)
-        for some, make in kinds
-        if some or len(kinds) == 1
-    ]
-
-
-def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon steps a parameter: a matrix between hidden states, as those of LoRA are."""
-    return parameter.ndim == 2 and (".lora_" in name or not any(outer in name for outer in OUTER))
-
-
-def _adamw(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    rates: Any = {name: getattr(options, name) for name in ("lr", "betas", "eps", "weight_decay")}
-    if options.name != "adamw_8bit":
-        return torch.optim.AdamW(list(parameters.values()), **rates, fused=True)
-    from bitsandbytes.optim import AdamW8bit
-
-    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **rates)
-    return optimizer
-
-
-def _muon(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Jordan et al. 2024; at the root mean square of AdamW's steps (Liu et al. 2025, arXiv:2502.16982)."""
-    return torch.optim.Muon(
-        list(parameters.values()), lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum,
-        adjust_lr_fn="match_rms_adamw",
-    )  # fmt: skip
+    stepped = dict(parameters)
+    if options.offload:
+        stepped = {name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype)) for name, one in parameters.items()}
+    given = call(part, stepped, options)
+    made = list(given) if isinstance(given, Sequence) else [given]
+    if odd := [type(one).__name__ for one in made if not isinstance(one, torch.optim.Optimizer)]:
+        raise UserError(
+            f"optimizer.name is {part.name}, whose function returns a {odd[0]}; return a torch.optim.Optimizer, or a "
+            "list of them"
+        )
+    weights = {stepped[name]: weight for name, weight in parameters.items()}
+    return [HostStates(one, weights) for one in made] if options.offload else made
 
 
 def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> float:
@@ -207,10 +199,10 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
     warm_up = int(options.warmup_steps * (total_steps if options.warmup_steps < 1 else 1))
     if step < warm_up:
         return options.lr * (step + 1) / warm_up
-    if options.schedule == "constant":
+    if not options.decays:
         return options.lr
     done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
-    left = 1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    left: float = call(options.rate, done, step - warm_up)
     return options.min_lr + (options.lr - options.min_lr) * left
 
 

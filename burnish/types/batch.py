@@ -135,6 +135,11 @@ def lies_on(batch: Batch, device: torch.device | str) -> bool:
     return here and not batch.is_remote and all(lies_on(value, device) for value in inner)
 
 
+def device_of(batch: Batch) -> torch.device:
+    """Where the tensors of a batch lie."""
+    return next((value.device for _, value in batch._movable() if isinstance(value, Tensor)), torch.device("cpu"))
+
+
 def is_sharded(value: Any) -> bool:
     """Whether a tensor is a DTensor, without importing DTensor."""
     return isinstance(value, Tensor) and hasattr(value, "to_local")

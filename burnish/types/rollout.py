@@ -39,6 +39,7 @@ __all__ = [
     "settled",
 ]
 
+Streams = tuple[tuple[str, int], ...]  # of states [N], one behind the other: name and elements; () where all is one
 StepRewards = tuple[tuple[int, float], ...]  # where steps of a response end, and what each is worth
 # of a sample of which nothing is said
 NOTHING: dict[str, Callable[[], Any]] = {
@@ -94,6 +95,18 @@ def share_of(noised: Tensor) -> Tensor:
     return noised.flatten(1).float().mean(1)
 
 
+def columns(streams: Streams, number: int) -> slice:
+    """The elements of a stream in a state."""
+    start = sum(size for _, size in streams[:number])
+    return slice(start, start + streams[number][1])
+
+
+def stream_shares(noised: Tensor, streams: Streams) -> Tensor:
+    """Share of the elements of each stream that are noised, [B, S], of what ``all_noised`` describes."""
+    every = read(noised).expand(len(noised), sum(size for _, size in streams))
+    return torch.stack([share_of(every[:, columns(streams, i)]) for i in range(len(streams))], 1)
+
+
 @dataclass(kw_only=True)
 class Path(Batch):
     """Trajectories of states. K steps are recorded per sample; K = 0 where none are needed.
@@ -107,6 +120,7 @@ class Path(Batch):
     time: Tensor = on_host()  # [B, K] t of state, in (0, 1]
     time_next: Tensor = on_host()  # [B, K] t of next_state
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
+    stream_logprob: Tensor = None  # type: ignore[assignment]  # [B, K, S] the same of each stream
     forecast_error: Tensor = None  # type: ignore[assignment]  # [B] relative, of rollout.cache_interval; 0 where exact
 
 
@@ -118,10 +132,13 @@ class Denoising(Path):
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
+    streams: Streams = shared(default=())  # S that have advantages of their own
 
     def __post_init__(self) -> None:
         if self.noised is None:
             self.noised = all_noised(self.latents)
+        if self.stream_logprob is None:
+            self.stream_logprob = self.logprob.new_zeros(*self.logprob.shape, 0)
         if self.forecast_error is None:
             self.forecast_error = self.logprob.new_zeros(len(self.logprob))
 
@@ -158,6 +175,7 @@ class Denoising(Path):
         """Every recorded step as a row of its own: [B * K], the steps of a sample adjacent."""
         count, recorded = self.time.shape
         repeat = torch.arange(count).repeat_interleave(recorded)
+        each = stream_shares(self.noised, self.streams) if self.streams else self.logprob.new_zeros(count, 0)
         return Steps(
             conditioning=self.conditioning.select(repeat),
             state=self.state.flatten(0, 1),
@@ -165,8 +183,11 @@ class Denoising(Path):
             time=self.time.flatten(),
             time_next=self.time_next.flatten(),
             logprob=self.logprob.flatten(),
+            stream_logprob=self.stream_logprob.flatten(0, 1),
             share=self.share[to_device(repeat, self.share.device)],
+            stream_share=each[to_device(repeat, each.device)],
             time_max=float(self.schedule[1]),
+            streams=self.streams,
         )
 
 
@@ -180,8 +201,19 @@ class Steps(Batch):
     time: Tensor = on_host()  # [M]
     time_next: Tensor = on_host()  # [M]
     logprob: Tensor  # [M] under the weights that sampled
+    stream_logprob: Tensor  # [M, S] the same of each stream
     share: Tensor  # [M] of a state's elements that are noised
+    stream_share: Tensor  # [M, S] of those of each stream
     time_max: float = shared()  # the schedule's second time: replaces t = 1 in the SDE's noise level
+    streams: Streams = shared(default=())
+
+    def stream(self, number: int) -> Steps:
+        """One stream of them."""
+        there = columns(self.streams, number)
+        return replace(
+            self, state=self.state[:, there], next_state=self.next_state[:, there],
+            logprob=self.stream_logprob[:, number], share=self.stream_share[:, number], streams=(),
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -193,6 +225,7 @@ class Scores(Batch):
     components: Tensor  # [B, R] one column per name; NaN where missing
     names: tuple[str, ...] = shared()
     weights: tuple[float, ...] = shared(default=())  # of each column in the sum; 0 is logged only
+    streams: tuple[str | None, ...] = shared(default=())  # which each teaches; None all, as where it is not given
     notes: list[str]  # [B] notes of the rewards on the sample, e.g. the text that OCR read
     faults: list[str] = field(default_factory=list)  # [B] which reward failed, why, and its traceback; "" if none
     # [B] what of the reward belongs to steps of a response, by the character where each ends
@@ -214,6 +247,13 @@ class Scores(Batch):
         if self.applied is None:
             each = self.weights or (1.0,) * self.components.shape[1]
             self.applied = torch.tensor(each, dtype=torch.float64).expand(count, -1).contiguous()
+
+    def of_stream(self, name: str) -> Scores:
+        """With the sum of the rewards that teach a stream; 0 for a sample that none of them applies to."""
+        own = torch.tensor([stream in (None, name) for stream in self.streams])
+        applied = torch.where(own, self.applied, 0.0)
+        reward = torch.where(applied != 0, applied * self.counted, 0.0).sum(1).float()
+        return replace(self, reward=reward, applied=applied)
 
     @classmethod
     def given(cls, components: Sequence[Sequence[float]], weights: Mapping[str, float]) -> Scores:

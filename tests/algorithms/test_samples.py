@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, pipeline, algorithm, *, lora=True, micro=100, rewards=None, **rollout):
         options = LoraOptions(rank=4) if lora else None
         sizes = {"n": 4, "num_inference_steps": 5, "max_sequence_length": 4}
-        self.rollout = RolloutOptions(**{"batch_size": 96} | rollout | sizes)
+        self.rollout = RolloutOptions(**{"batch_size": 96} | sizes | rollout)
         model = load_model(ModelOptions(path=str(pipeline), lora=options), self.rollout)
         self.algorithm, self.needs = algorithm, algorithm.needs()
         self.roles = FlowRoles(
@@ -71,10 +71,9 @@ class Bench:
             seed=0, watch=Stopwatch(), ranks=SINGLE_RANK,
         )  # fmt: skip
 
-    def sampled(self, update=1):
-        job = FlowJob.groups(
-            PROMPTS, 4, purpose="rollout", update=update, recording=self.needs.recording, role=self.needs.sampler
-        )
+    def sampled(self, update=1, streams=()):
+        how = {"recording": self.needs.recording, "role": self.needs.sampler, "streams": frozenset(streams)}
+        job = FlowJob.groups(PROMPTS, 4, purpose="rollout", update=update, **how)
         trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
         reward = trace.latents.flatten(1).mean(1)
         none = torch.zeros(12, dtype=torch.bool)

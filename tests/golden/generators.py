@@ -46,6 +46,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo global": ("flux", [TWO_REWARDS, "algorithm.advantage_std=global", "algorithm.advantage_clip_low=-1"]),
     "flow_grpo filtered": ("flux", ["rollout.candidates={n: 6, num_inference_steps: 2}",
         "rollout.filter_groups.max_num_gen_batches=2"]),
+    "flow_grpo replay": ("flux", ["rollout.filter_groups.replay_buffer=4",
+        "rewards.brightness={name: function, path: '{files}/rewards.py:dull'}"]),
     "flow_grpo supervised": ("flux", ["supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}"]),
     # corrections of what another policy sampled
     "flow_grpo decoupled": ("flux",
@@ -142,6 +144,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # frames and sound together
     "flow_grpo streams": ("ltx2", [GUIDED, *LTX2]),
     "diffusion_nft streams": ("ltx2", [TWO_TIMES, *LTX2]),
+    "diffusion_nft omni": ("ltx2", [TWO_TIMES, *LTX2, "algorithm.advantage_aggregation=each", "algorithm.kl_coef=0.1",
+        "rewards.loud.stream=audio", "rewards.brightness.stream=video"]),
     "diffusion_nft edit": ("instruct-pix2pix", [*NO_SIZE, TWO_TIMES, "data.train_files={files}/edits.jsonl"]),
     "flow_grpo quantised": ("sd3", ["model.quantization={weights: fp8_cast, text_encoders: fp8_cast}",
         "model.gradient_checkpointing=true"]),

@@ -76,6 +76,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "grpo filters": ("llama", ["rollout.top_k=50", "rollout.top_p=0.9", "rollout.min_p=0.01",
         "rollout.repetition_penalty=1.1", "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]",
         "rollout.temperature=0.9", "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"]),
+    "grpo replay": ("llama", ["rollout.filter_groups.replay_buffer=4",
+        "rewards.odd={name: function, path: '{files}/rewards.py:same'}"]),
     "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
     "chord": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2, coef: 0.5}",
         "algorithm.mu_decay=2"]),

@@ -22,6 +22,8 @@ from tests.conformance import case, cases
 class Terms(SimpleNamespace):
     """Terms [M] of a case; what it doesn't hold is not read."""
 
+    streams = ()
+
     def __len__(self) -> int:
         return len(self.target)
 
@@ -63,7 +65,7 @@ def test_distillation_by_velocity():
     unread: Any = torch.zeros(len(student))
     part = Steps(
         conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
-        logprob=unread, share=torch.ones(len(student)), time_max=1.0,
+        logprob=unread, stream_logprob=unread, share=torch.ones(len(student)), stream_share=unread, time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])
     loss = lookup("flow algorithm", "distill")().loss(part, roles)

@@ -13,9 +13,9 @@ import torch
 from burnish.data.stream import Stream
 from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.data import FilterOptions
+from burnish.rollout import saved as in_files
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.sources import PromptSchedule
-from burnish.runtime.transfer import MADE_AHEAD, deserialize, serialize
+from burnish.rollout.sources import PromptSchedule, Replay
 from burnish.types.completion import PartialResponse
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
@@ -28,11 +28,12 @@ LONG = "one"  # whose samples go on with the next batch
 START = torch.tensor([1.0, -1.0])
 
 
-def prompt_schedule(*, filtering=None, sampler=None):
+def prompt_schedule(*, filtering=None, sampler=None, replay=0):
     stream = Stream(PROMPTS, 2, seed=0, shuffle=True, sampler=sampler)
     return PromptSchedule(
-        stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None
-    )
+        stream=stream, n=3, filtering=FilterOptions(max_num_gen_batches=filtering) if filtering else None,
+        replay=Replay(replay, seed=0) if replay else None,
+    )  # fmt: skip
 
 
 def sampled(asked, weights):
@@ -108,12 +109,11 @@ class RemoteBatch:
         promise.future.set_result(self.sample(asked, self.versions[asked.version]))
 
 
-def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60, sampler=None, partial=0):
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, timeout=60, partial=0, **schedule):
     options = AsyncRolloutOptions(depth=depth, max_staleness=bound, partial=partial or None)
-    schedule = prompt_schedule(filtering=filtering, sampler=sampler)
     worker = rollout_worker or RemoteBatch()
     worker.sample = partly if partial else sampled
-    return PipelinedSource(schedule, worker, options, steps=steps, timeout=timeout)
+    return PipelinedSource(prompt_schedule(**schedule), worker, options, steps=steps, timeout=timeout)
 
 
 def train(source, first, last, weights=START, *, save_at=()):
@@ -140,10 +140,9 @@ def publish(source, version, weights):
 def saved(state):
     """As a checkpoint would give it back."""
     file = io.BytesIO()
-    torch.save(state | {name: [*map(serialize, state.get(name, []))] for name in MADE_AHEAD}, file)
+    torch.save(in_files.plain(state), file)
     file.seek(0)
-    again = torch.load(file, weights_only=True)
-    return again | {name: [*map(deserialize, again[name])] for name in MADE_AHEAD}
+    return in_files.made(torch.load(file, weights_only=True))
 
 
 def facts(batch, *, pipeline=True):
@@ -175,7 +174,7 @@ def how(request, tmp_path):
     """Options of a prompt schedule."""
     (tmp_path / "mine.py").write_text(CODE)
     curriculum = {"filtering": 3, "sampler": f"{tmp_path / 'mine.py'}:worst_first"}
-    ways = {"plain": {}, "filtered": {"filtering": 3}, "curriculum": curriculum}
+    ways = {"plain": {}, "filtered": {"filtering": 1, "replay": 2}, "curriculum": curriculum}
     return (ways | {"partial": {"partial": 1}, "both": {"partial": 1} | curriculum})[request.param]
 
 

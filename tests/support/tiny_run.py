@@ -43,6 +43,14 @@ def odd(responses, prompts):
 
 def even(responses, prompts):
     return [len(one.text) % 3 / 2 for one in responses]
+
+
+def dull(images, prompts):
+    return [0.5 if prompt.text == "two dogs" else one for prompt, one in zip(prompts, brightness(images, prompts))]
+
+
+def same(responses, prompts):
+    return [0.5 if prompt.text == "No. 1?" else one for prompt, one in zip(prompts, odd(responses, prompts))]
 """
 COMMON: dict[str, Any] = {
     "trainer": {"mini_batch_size": 4, "epochs": 2}, "optimizer": {"lr": 1e-2}, "checkpoint": {"every": UPDATES},

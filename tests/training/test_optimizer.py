@@ -10,6 +10,8 @@ import torch
 from burnish.options import OptimizerOptions
 from burnish.training.optimizer import ParameterGroup, clip_gradients, learning_rate, make_optimizers
 from burnish.utils.errors import UserError
+from tests.support.shown import ROOT, blocks
+from tests.support.tiny_run import TinyRun
 
 
 def network() -> list[torch.nn.Parameter]:
@@ -130,11 +132,24 @@ def test_a_group_goes_on_as_if_nothing_had_happened(name):
         assert torch.equal(resumed.parameters[key], weight)
 
     saved = stopped.state_dict()
-    saved["optimizer"][0]["param_groups"] = [7]  # options are those of now
+    saved["optimizer"][0]["param_groups"][0] |= {"weight_decay": 7, "counted": 3}  # options are those of now
     options.weight_decay = 0.5
     (changed := group(options)).load_state_dict(saved)
     steps(changed, [3])
-    assert changed.optimizers[0].param_groups[0]["weight_decay"] == 0.5
+    assert [changed.optimizers[0].param_groups[0][name] for name in ("weight_decay", "counted")] == [0.5, 3]
     options.name, options.momentum = "adamw", 0.95
     with pytest.raises(UserError, match=r"optimizer\.name is adamw, but the checkpoint has the state of"):
         group(options).load_state_dict(stopped.state_dict() | {"name": "muon"})
+
+
+def test_an_optimizer_a_rate_and_a_hook_of_a_plugin_go_on_where_they_were(files):
+    (plugin,) = (one.text for one in blocks(ROOT / "docs" / "extending.md") if one.title == "stepping.py")
+    (files / "mine.py").write_text(plugin)
+    own = ["plugins=[{files}/mine.py]", "optimizer={name: {name: sgd}, schedule: hold_then_fall, schedule_updates: 2}"]
+    whole, resumed = (TinyRun(files, "language", "llama", "algorithm=grpo", *own, name=name) for name in ("a", "b"))
+    whole.train("steps=2")
+    resumed.train("steps=1")
+    resumed.train("steps=2")
+    assert resumed.metrics[-1] == whole.metrics[-1]
+    assert whole.metrics[-1]["mine/reward_of_best"] > 0
+    torch.testing.assert_close(resumed.tensors, whole.tensors, rtol=0, atol=0, equal_nan=True)

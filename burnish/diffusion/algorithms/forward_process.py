@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, LagWithin, Needs, Role
-from burnish.diffusion.algorithms.policy_gradient import EXACT, summed
+from burnish.diffusion.algorithms.policy_gradient import EXACT, stream_advantages, summed
 from burnish.options import SAMPLED, Count, Fraction, NonNegative, Positive
 from burnish.registry import ReadIf, options
 from burnish.rl.algorithm import (
@@ -19,7 +20,6 @@ from burnish.rl.algorithm import (
     KlGate,
     Metrics,
     advantage_metrics,
-    advantages_of,
     rewards_read,
 )
 
@@ -118,7 +118,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
     """Base of those that learn from rewards and keep an old policy beside the one that learns."""
 
-    gates_kl = True
+    gates_kl, by_stream = True, True
     old: Lag = Field(default_factory=Lag)
     """How the old policy follows the one that learns: by decay, ema, linear, counts and update_interval."""
     lagged: dict[str, LagWithin] = Field(default_factory=dict)
@@ -202,8 +202,17 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
         return judge(annotated, value, self.levels, members=members, shared_noise=self.shared_noise), metrics
 
     def value(self, advantage: Tensor) -> Tensor:
-        """What samples of these advantages [B] are worth: [B]."""
+        """What samples of these advantages are worth, of any shape."""
         return advantage
+
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+        from burnish.diffusion.batches import by_stream
+
+        return by_stream(self.stream_loss, part, roles)
+
+    @abstractmethod
+    def stream_loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+        """The sum of the loss over terms, of all of their elements or of one stream."""
 
     def velocities(self, part: ForwardTerms, roles: FlowRoles, name: str = "old") -> tuple[Tensor, Tensor]:
         """Of the policy, and without gradient of another one, which needs no forward where it is the same."""
@@ -250,9 +259,7 @@ def steps_between(low: float, high: float, steps: int) -> range:
 
 
 def bounded_advantages(algorithm: AdvantageAlgorithm, scored: Scored) -> tuple[Tensor, Metrics]:
-    """Advantages of samples by an algorithm's rule, within its bounds, [B], and the metrics of those without bounds."""
-    from burnish.rl.advantages import Rewards
-
-    rewards = Rewards.of(scored.scores, scored.group, 1)
-    advantage = advantages_of(algorithm, rewards).advantage
-    return algorithm.clipped(advantage, rewards.mask)[0][:, 0], advantage_metrics(scored.scores, advantage[:, 0])
+    """Advantages of samples by an algorithm's rule, within its bounds, [B], or of each stream [B, S], and the metrics
+    of those without bounds."""
+    advantage, mask = stream_advantages(algorithm, scored, 1)
+    return algorithm.clipped(advantage, mask)[0][:, 0], advantage_metrics(scored.scores, advantage[:, 0])

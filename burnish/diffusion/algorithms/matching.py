@@ -50,7 +50,7 @@ class AWM(WithOldPolicy):
     def value(self, advantage: Tensor) -> Tensor:
         return advantage if self.advantage_max is None else advantage * (self.advantage_max / self.advantage_clip)
 
-    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+    def stream_loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import advantage_weighted_matching, matching_error
@@ -126,7 +126,7 @@ class CRD(WithOldPolicy):
 
         return optimality(advantage, self.advantage_clip, "continuous")
 
-    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+    def stream_loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
         from burnish.rl.preference import centred_distillation
         from burnish.rl.surrogates import squared_distance
@@ -178,7 +178,7 @@ class DGPO(WithOldPolicy):
 
     atom = "group"
 
-    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+    def stream_loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import matching_error
@@ -238,7 +238,7 @@ class DiffusionNFT(WithOldPolicy):
 
         return optimality(advantage, self.advantage_clip, self.advantage_mode)
 
-    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
+    def stream_loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import negative_aware
         from burnish.rl.surrogates import squared_distance
 

@@ -15,6 +15,8 @@ from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording, Role,
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import (
+    ADVANTAGES,
+    AdvantageAlgorithm,
     Metrics,
     PolicyGradient,
     RolloutCorrection,
@@ -158,6 +160,7 @@ class StepCorrection(RolloutCorrection):
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
+    by_stream = True
     reads_old_mean: ClassVar[bool] = False  # compares means of steps, not log-probs alone
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner images), DanceGRPO's SDE, or DDIM's (DDPO)."""
@@ -222,25 +225,31 @@ class StepPolicyGradient(PolicyGradient):
         return self.logprob
 
     def compute_logprobs(self, scored: Scored, roles: FlowRoles) -> AnnotatedSteps:
+        import torch
+
         from burnish.diffusion.batches import AnnotatedSteps
 
         shape, size = scored.trace.logprob.shape, roles.micro_batch_size
         steps = scored.trace.steps()
 
-        def logprob(part: Steps) -> Tensor:
-            return self.step(part, roles.policy).logprob(part.next_state, self.density)
+        def logprobs(part: Steps) -> Tensor:  # of all of a state, and of each stream
+            step = self.step(part, roles.policy)
+            each = step.stream_logprobs(part.next_state, self.density, part.streams, part.stream_share)
+            return torch.cat([step.logprob(part.next_state, self.density)[:, None], each], 1)
 
         def mean(role: Role) -> Tensor:
             return in_parts(lambda part: self.step(part, role).mean, steps, roles, kept=True)
 
         def difference() -> float:
             probe = steps.select(slice(0, size))
-            return float((in_parts(logprob, probe, roles) - probe.logprob).abs().max()) if len(probe) else 0.0
+            return float((in_parts(logprobs, probe, roles)[:, 0] - probe.logprob).abs().max()) if len(probe) else 0.0
 
         old_logprobs, metrics = self.old_logprobs(roles, difference)
         forward = old_logprobs == "recomputed" or self.rollout_correction is not None
-        learner = in_parts(logprob, steps, roles) if forward and len(steps) else steps.logprob
-        old = learner if old_logprobs == "recomputed" else steps.logprob
+        sampled = torch.cat([steps.logprob[:, None], steps.stream_logprob], 1)
+        found = in_parts(logprobs, steps, roles) if forward and len(steps) else sampled
+        own = found if old_logprobs == "recomputed" else sampled
+        learner, old = found[:, 0], own[:, 1:] if steps.streams else own[:, 0]
         unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and (old_logprobs == "sampler" or not roles.on_policy)
@@ -249,8 +258,8 @@ class StepPolicyGradient(PolicyGradient):
             reference = mean(roles.reference) if self.kl_coef > 0 else unread
         return AnnotatedSteps(
             scored=scored,
-            old=old.view(shape),
-            learner=learner.view(shape) if self.rollout_correction else learner.new_empty(shape[0], 0),
+            old=old.reshape(*shape, *old.shape[1:]),
+            learner=learner.reshape(shape) if self.rollout_correction else learner.new_empty(shape[0], 0),
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
             old_logprobs=old_logprobs,
@@ -280,11 +289,9 @@ class StepPolicyGradient(PolicyGradient):
         return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
-        """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""
-        from burnish.rl.advantages import Rewards
-
-        rewards = Rewards.of(scored.scores, scored.group, scored.trace.logprob.shape[1])
-        return advantages_of(self, rewards).advantage, rewards.mask
+        """Advantage of each recorded step, [B, K], or of its streams, [B, K, S], and whether its sample has a reward,
+        bool."""
+        return stream_advantages(self, scored, scored.trace.logprob.shape[1])
 
     def step_weights(self, scored: Scored) -> Tensor:
         """Weight of each recorded step in the loss, [B, K]."""
@@ -305,6 +312,12 @@ class StepPolicyGradient(PolicyGradient):
         return batch.micro_batches(size, whole_samples=self.part("surrogate").whole_samples)
 
     def loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
+        from burnish.diffusion.batches import by_stream
+
+        return by_stream(self.stream_loss, part, roles)
+
+    def stream_loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
+        """The sum of the loss over terms, of all of their elements or of one stream."""
         from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 
@@ -363,6 +376,25 @@ class StepPolicyGradient(PolicyGradient):
 class FlowGRPO(StepPolicyGradient, advantage="flow_group", surrogate="flow_clip"):
     """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group (Liu et al. 2025,
     arXiv:2505.05470)."""
+
+
+def stream_advantages(algorithm: AdvantageAlgorithm, scored: Scored, actions: int) -> tuple[Tensor, Tensor]:
+    """Advantages of samples with so many actions by an algorithm's rule, [B, K], and whether they have a reward, bool.
+
+    Where streams have advantages of their own, both are [B, K, S]: by the rewards that teach each.
+    """
+    import torch
+
+    from burnish.rl.advantages import Rewards
+
+    scores, streams = scored.scores, scored.trace.streams
+    if not streams:
+        rewards = Rewards.of(scores, scored.group, actions)
+        return advantages_of(algorithm, rewards).advantage, rewards.mask
+    each = [Rewards.of(scores.of_stream(name), scored.group, actions) for name, _ in streams]
+    advantage = torch.stack([advantages_of(algorithm, rewards).advantage for rewards in each], -1)
+    algorithm.__dict__[ADVANTAGES] = advantage.mean((1, 2)).masked_fill(scores.missing, torch.nan).tolist()
+    return advantage, each[0].mask[..., None].expand_as(advantage)
 
 
 def summed(loss: Tensor, values: dict[str, Any]) -> Loss:

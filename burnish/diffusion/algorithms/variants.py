@@ -176,6 +176,7 @@ class GARDO(FlowGRPO, advantage="diverse_group"):
 class BranchGRPO(FlowGRPO):
     """All samples of a prompt start as one and part at chosen steps; what they share is computed and trained once."""
 
+    by_stream = False
     splits: Annotated[list[Whole], Field(min_length=1)] = Field(default_factory=lambda: [0, 3, 6])
     """Denoising steps at which every path parts; rollout.n must be branching ** (number of splits)."""
     branching: Several = 2

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from burnish.options.model import LoraOptions
     from burnish.types.batch import Gathered
     from burnish.types.prompt import Prompt
-    from burnish.types.rollout import Conditioning
+    from burnish.types.rollout import Conditioning, Streams
     from burnish.types.samples import Kind
     from burnish.utils.random import Part
     from burnish.utils.weights import Agreed
@@ -102,6 +102,10 @@ class FlowModel(Protocol):
     def noised(self, conditioning: Gathered[Conditioning]) -> Tensor | None:
         """Which elements of a state are noised, [B, ...] bool: the others have no effect, such as those of a fixed
         first frame. None where all are."""
+
+    def streams(self, conditioning: Gathered[Conditioning]) -> Streams:
+        """Name (video or audio) and elements of each stream of a state; nothing where it has a single one, or none that
+        what is drawn could tell apart."""
 
     def schedule(self, conditioning: Gathered[Conditioning], size: SampleSize) -> Tensor:
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""

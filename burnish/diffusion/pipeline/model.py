@@ -20,7 +20,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from burnish.diffusion.options import ModelOptions
-from burnish.diffusion.pipeline.arguments import Arguments
+from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree, SampleSize
 from burnish.diffusion.pipeline.checks import TOGETHER, check_samples, check_steps
 from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
@@ -42,7 +42,7 @@ from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, che
 from burnish.registry import register
 from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Requests
+from burnish.types.rollout import Requests, Streams
 from burnish.utils import random
 from burnish.utils.errors import UserError, out_of_memory
 from burnish.utils.lru_cache import ENCODED, LruCache
@@ -216,6 +216,9 @@ class PipelineModel(LoadedPipeline):
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())
+
+    def streams(self, conditioning: Gathered[Requests]) -> Streams:
+        return self.program(conditioning.select([0]).rows(), self.rollout.guidance_scale).streams(SOUNDS)
 
     def schedule(self, conditioning: Gathered[Requests], size: SampleSize) -> Tensor:
         return self.table(conditioning.select([0]).rows()).times

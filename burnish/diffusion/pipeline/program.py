@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from burnish.diffusion.steps import finished
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.runs import RecordedRun
+    from burnish.types.rollout import Streams
 
 
 class ControlFlowChanged(Exception):
@@ -354,6 +355,23 @@ class Program:
             return [x]
         parts = x.split([shape.numel() for shape in self._shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def streams(self, sounds: Collection[str]) -> Streams:
+        """Name and elements of each of several streams: audio, if what is returned of it are ``sounds``, else video.
+
+        Nothing where there is one, or where one makes both.
+        """
+        found = list[tuple[str, int]]()
+        if self.end is None or len(self._shapes) == 1:
+            return ()
+        fields = tree_unflatten(self.end.roots, self._returned)
+        for number, shape in zip(self.end.given, self._shapes, strict=True):
+            made = {number, *(one for entry in depending(self.end.entries, [number]) for one in entry.outputs)}
+            heard = {name in sounds for name, value in fields.items() if not made.isdisjoint(numbers_in(value))}
+            if len(heard) != 1:
+                return ()
+            found.append(("audio" if heard.pop() else "video", shape.numel()))
+        return tuple(found)
 
     def _given(self, segment: Segment, x: Tensor, time: float) -> dict[int, Tensor]:
         """A state [1, ...] as the schedulers have it, with as many rows as they step for a sample."""
