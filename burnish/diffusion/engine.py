@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from burnish.diffusion.algorithms.base import Recording, Role
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.steps import Plan, denoise, finished, thinned
+from burnish.diffusion.steps import Plan, denoise, thinned
 from burnish.models.lora import merging_rounds
 from burnish.options import Solver
 from burnish.rollout.sources import Job, group_starts
@@ -100,15 +101,16 @@ class FlowEngine:
             # steps at which a network takes over that is not always on the device
             experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
             pauses = [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
+            # all rows by one network, and then by the next, and decoded after that: each comes once
+            pauses += [len(experts)] if pauses else []
             runs = [
                 self._denoise(job, rows, role, plan.select(rows), branches, conditioning, schedule, pauses)
                 for rows in batches
             ]
             for run in runs * len(pauses):
                 next(run)
-            # all rows by one network, and then by the next, and decoded after that: each comes once
-            parts = [finished(run) for run in runs] if pauses else map(finished, runs)
-            for rows, part in zip(batches, parts, strict=True):
+            for rows, run in zip(batches, runs, strict=True):
+                part = yield from run  # which pauses no more
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
 
     def sample_size(self, job: FlowJob | None = None) -> SampleSize:
@@ -145,7 +147,7 @@ class FlowEngine:
         conditioning: Gathered[Conditioning],
         schedule: Tensor,
         pauses: Sequence[int] = (),
-    ) -> Generator[None, None, Denoising]:
+    ) -> Generator[Any, None, Denoising]:
         device = next(self.model.network.parameters()).device
         kept = conditioning.select(rows)
         conditioning = kept.to(device)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from burnish.diffusion.algorithms.policy_gradient import Window
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Kind
-    from burnish.types.rollout import Steps
 
 
 @dataclass(frozen=True)
@@ -105,23 +104,6 @@ class Needs:
 Role: TypeAlias = "Callable[..., Tensor]"
 """A network with a job: latents [M, ...], times [M] and conditioning to velocities [M, ...]; ``guidance`` None takes
 its own."""
-
-
-def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: FlowRoles, *, kept: bool = False) -> Tensor:
-    """``function`` over micro-batches, without gradients, joined again.
-
-    All ranks get all of it, or each keeps what it made until it is learned: for what is as large as states.
-    """
-    import torch
-
-    size, home = roles.micro_batch_size, steps.state.device  # that of the networks, or the CPU
-    ranges = [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
-
-    def part(rows: range) -> Tensor:  # copied only for the time that it is on the device of the networks
-        return function(steps.select(rows).to(roles.device)).to(home)
-
-    with torch.no_grad():
-        return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
 
 
 def ramp(delay: float, start: float, slope: float, end: float) -> Callable[[int], float]:
