@@ -256,7 +256,7 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     found = []
     with torch.no_grad():
         for _, path, samples in engine.sample(job_of(assembly)):
-            rows: Any = path.conditioning.rows()
+            rows: Any = path.conditioning
             for state, request, sample in zip(path.latents, rows.each(), samples, strict=True):
                 table = model.table(request)
                 returned = model.output(request, state[None])

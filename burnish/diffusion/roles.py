@@ -23,8 +23,7 @@ from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Conditioning, Prompt
+from burnish.types.rollout import Prompt, Requests
 from burnish.utils.errors import UserError
 
 SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
@@ -45,15 +44,14 @@ class NetworkRole:
         self,
         x: Tensor,
         time: Tensor,
-        conditioning: Gathered[Conditioning],
+        conditioning: Requests,
         *,
         guidance: float | None = None,
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
-        given = conditioning.to(x.device).rows()
         with self.around(), self.active() as network:
-            predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
+            predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
 
 
@@ -148,9 +146,9 @@ class FlowRoles(TrainedRoles):
             self.meter.watch(model.network)
         return NetworkRole(model, scale, lambda: nullcontext(model.network))
 
-    def images(self, latents: Tensor, conditioning: Gathered[Conditioning]) -> Tensor:
+    def images(self, latents: Tensor, conditioning: Requests) -> Tensor:
         """What finished latents [B, ...] show, with gradients to them."""
-        return self.model.decode_tensor(latents, conditioning.rows())
+        return self.model.decode_tensor(latents, conditioning)
 
     def reward(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The weighted sum of the run's rewards for images, with gradients to them: [B]."""

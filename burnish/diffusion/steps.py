@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.options import Solver
-from burnish.types.batch import to_device
+from burnish.types.batch import first_of_each, to_device
 from burnish.types.rollout import Path
 
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
@@ -348,10 +348,9 @@ def _asked(plan: Plan, step: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tens
     """
     if plan.branch is None:
         return x if len(rows) == len(x) else x[to_device(rows, x.device)], plan.times[step].expand(len(rows)), rows, ...
-    _, source = torch.unique(plan.branch[rows, step], return_inverse=True)
-    first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
-    first.scatter_reduce_(0, source, rows, "amin")
-    return x[to_device(first, x.device)], plan.times[step].expand(len(first)), first, to_device(source, x.device)
+    first, taken = first_of_each(plan.branch[rows, step])
+    rows = rows[first]
+    return x[to_device(rows, x.device)], plan.times[step].expand(len(rows)), rows, to_device(taken, x.device)
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -125,14 +127,9 @@ class Window:
         assert self.size is not None
         stride, last = self.stride or self.size, len(allowed) - self.size
         offsets = [min(move * stride, last) for move in range(-(-last // stride) + 1)]
-        updates = [self._updates_at(offset) for offset in offsets]
-        if self.wrap:
-            update %= sum(updates)
-        for offset, count in zip(offsets, updates, strict=True):
-            if update < count:
-                return allowed.start + offset
-            update -= count
-        return allowed.start + last
+        ends = [*itertools.accumulate(map(self._updates_at, offsets))]
+        moves = bisect.bisect_right(ends, update % ends[-1] if self.wrap else update)
+        return allowed.start + offsets[min(moves, len(offsets) - 1)]
 
     def _updates_at(self, offset: int) -> int:
         """Policy updates for which a window stays ``offset`` steps from the start of the range."""
