@@ -122,6 +122,7 @@ DECAYS = {
 class Lag:
     """How a policy follows the one that learns."""
 
+    kl_limit = None
     decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
     """How it follows: copied, averaged, or averaged with a weight of the past that rises: as linear says, or by the two
     schedules of DiffusionNFT."""
@@ -156,7 +157,8 @@ class Lag:
     def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
-        applied = update % self.update_interval == 0 or self.is_far(roles)
+        far = max(roles.learned.get(name, 0.0) for name in ("actor/kl_loss", "actor/ref_kl_loss"))
+        applied = update % self.update_interval == 0 or (self.kl_limit is not None and far > self.kl_limit)
         weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
         if applied:
             roles.blend(name, weight, source)
@@ -167,20 +169,11 @@ class Lag:
             f"{prefix}/decay": weight,
         }
 
-    def is_far(self, roles: FlowRoles) -> bool:
-        """Whether it follows out of turn."""
-        return False
-
 
 @options
 class LagWithin(Lag):
     """How a policy follows that may be the reference."""
 
-    kl_limit: Positive | None = None
+    kl_limit: Positive | None = None  # type: ignore[assignment]
     """Of the reference: it follows as well after an update whose mean KL to it was above this (GARDO); null follows by
     update_interval alone."""
-
-    def is_far(self, roles: FlowRoles) -> bool:
-        if self.kl_limit is None:
-            return False
-        return any(roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss"))

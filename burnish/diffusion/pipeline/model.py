@@ -32,13 +32,12 @@ from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alik
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
-    EncoderRun,
     EncodersDone,
     PipelineRun,
     RecordedRun,
     Runner,
 )
-from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
+from burnish.diffusion.pipeline.schedules import Unsupported, check_scheduler
 from burnish.registry import register
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
@@ -207,7 +206,7 @@ class PipelineModel(LoadedPipeline):
         return LatentLayout.of(lambda x, decode: self.output(request, x, decode), shape, self.device)
 
     def schedule(self, conditioning: Requests) -> Tensor:
-        return self.table(conditioning.select([0])).times
+        return self.program(conditioning.select([0]), self.rollout.guidance_scale).table.times
 
     def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         if not (self.away and self.experts):
@@ -306,7 +305,7 @@ class PipelineModel(LoadedPipeline):
         tape = self._tape(request, guidance)
         if len(tape) < count:
             with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
-                self.run(request, guidance, EncoderRun(self.forwards, count))
+                self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
@@ -320,10 +319,6 @@ class PipelineModel(LoadedPipeline):
         with torch.no_grad(), explained(self.class_name):
             x = program.begin(seed)
         return x[0].float() / program.table.scale(float(program.table.times[0]))
-
-    def table(self, request: Requests) -> NoiseSchedule:
-        """The pipeline's own schedule."""
-        return self.program(request, self.rollout.guidance_scale).table
 
     def output(self, request: Requests, x: Tensor, decode: Callable[..., Any] | None = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
