@@ -121,7 +121,7 @@ class Generator:
         found = []
         for row, text in enumerate(texts):
             call: dict[str, Any] = {"prompt": text, "negative_prompt": self.negative or None, guided: self.guidance}
-            call |= {"height": self.size.height, "width": self.size.width, "num_inference_steps": self.steps}
+            call |= {"height": self.rollout.height, "width": self.rollout.width, "num_inference_steps": self.steps}
             call |= self.rollout.call
             call["generator"] = torch.Generator().manual_seed(random.key("row", row))
             call = {name: value for name, value in call.items() if name in taken and value is not None}
