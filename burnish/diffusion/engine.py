@@ -41,10 +41,9 @@ class FlowJob(Job):
 
 @dataclass(frozen=True)
 class BranchIds:
-    """Which rows of a job share a state before each step, and which sample's noise moved them there."""
+    """Which rows of a job share a state before each step, which the noise of one of them moved there."""
 
-    node: Tensor  # [B, N + 1] long: equal in rows that share a state
-    source: Tensor  # [B, N + 1] long: the sample whose seeds drew the noise that led there
+    node: Tensor  # [B, N + 1] long: that row, equal in rows that share a state
     first: Tensor  # [B] long: the first row of the row's group
 
     @classmethod
@@ -56,11 +55,10 @@ class BranchIds:
         """
         rows, how = torch.arange(len(recorded)), job.recording
         own = rows[:, None].expand(-1, recorded.shape[1] + 1)
-        source = job.sample[:, None].expand_as(own)
         starts, group = first_of_each(job.group)
         first = starts[group]
         if how is None or not how.shared_noise:
-            return cls(own.contiguous(), source.contiguous(), first)
+            return cls(own.contiguous(), first)
         split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
         node = torch.where(split, own, first[:, None])
         if how.splits:
@@ -68,7 +66,7 @@ class BranchIds:
             for i in range(recorded.shape[1] + 1):
                 together = size // how.branching ** sum(step < i for step in how.splits)
                 node[:, i] = first + place // together * together
-        return cls(node, job.sample[node], first)
+        return cls(node, first)
 
 
 class FlowEngine:
@@ -162,7 +160,7 @@ class FlowEngine:
             return role(x, time, conditioning.select(index))[:count]
 
         def noise_at(step: int) -> Tensor:
-            sources = branches.source[rows, step + 1].tolist()
+            sources = job.sample[branches.node[rows, step + 1]].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 

@@ -157,8 +157,10 @@ class Lag:
     def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
-        far = max(roles.learned.get(name, 0.0) for name in ("actor/kl_loss", "actor/ref_kl_loss"))
-        applied = update % self.update_interval == 0 or (self.kl_limit is not None and far > self.kl_limit)
+        far = self.kl_limit is not None and any(
+            roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss")
+        )
+        applied = update % self.update_interval == 0 or far
         weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
         if applied:
             roles.blend(name, weight, source)
