@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.diffusion.algorithms.base import in_parts
 from burnish.diffusion.options import ModelOptions
 from burnish.language.decoders import decode
 from burnish.language.decoding import Sampling
@@ -94,8 +93,7 @@ def theirs(path: Path, model: Any, completion: Completion, device: str, *, lora:
 
 def repeated(bench: Any, steps: Any) -> Tensor:
     """Log-probs [M] of recorded denoising steps by the trainer, in its micro-batches."""
-
-    def logprob(part: Any) -> Tensor:
-        return bench.algorithm.step(part, bench.roles.policy).logprob(part.next_state, "gaussian")
-
-    return in_parts(logprob, steps, bench.roles)
+    found: Tensor = bench.algorithm.read(
+        lambda step, part: step.logprob(part.next_state, "gaussian"), steps, bench.roles
+    )
+    return found

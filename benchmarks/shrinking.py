@@ -30,7 +30,7 @@ from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares
 from burnish.training.sharding import mesh_of
 from burnish.training.trainer import rank_micro_batches
-from burnish.types.batch import Batch, Gathered
+from burnish.types.batch import Batch
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Requests, Scored, Scores
@@ -73,18 +73,19 @@ def trajectories(rows: int) -> StepBatch:
     """A batch of denoising steps to learn from."""
     path = torch.randn(rows, STEPS + 1, *STATE)
     times = torch.linspace(1, 0, STEPS + 1)
-    table = Requests(prompts=[Prompt(text=f"{i}") for i in range(8)], height=None, width=None, steps=STEPS)
-    prompts = Gathered(table=table, index=torch.arange(rows) % 8)
+    groups = torch.arange(rows) % 8
+    prompts = [Prompt(text=f"{i}") for i in groups.tolist()]
     numbers, nothing = torch.ones(rows, STEPS), torch.zeros(rows, STEPS, 0)
     trace = Denoising(
-        conditioning=prompts, latents=path[:, -1], state=path[:, :-1], next_state=path[:, 1:],
+        conditioning=Requests(prompts=prompts, height=None, width=None, steps=STEPS),
+        latents=path[:, -1], state=path[:, :-1], next_state=path[:, 1:],
         time=times[:-1].expand(rows, -1).contiguous(), time_next=times[1:].expand(rows, -1).contiguous(),
         logprob=numbers, node=torch.zeros(rows, STEPS, dtype=torch.long), schedule=times,
     )  # fmt: skip
     reward = torch.zeros(rows)
     scores = Scores(reward=reward, missing=reward.bool(), components=reward[:, None], names=("a",), notes=[""] * rows)
     scored = Scored(
-        prompts=prompts.rows().prompts, group=prompts.index, sample=torch.arange(rows), trace=trace, scores=scores,
+        prompts=prompts, group=groups, sample=torch.arange(rows), trace=trace, scores=scores,
         update=1, version=0, seed=0,
     )  # fmt: skip
     return StepBatch(

@@ -256,9 +256,9 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     found = []
     with torch.no_grad():
         for _, path, samples in engine.sample(job_of(assembly)):
-            rows: Any = path.conditioning.rows()
+            rows: Any = path.conditioning
             for state, request, sample in zip(path.latents, rows.each(), samples, strict=True):
-                table = model.table(request)
+                table = model.program(request, model.rollout.guidance_scale).table
                 returned = model.output(request, state[None])
                 # the samples of a sound are clipped
                 output = (model.arguments.values(returned) if isinstance(sample, Sound)

@@ -123,18 +123,14 @@ def sample(
 
 def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Mapping[str, Any], target: Path) -> None:
     """Images, clips or sounds."""
-    from burnish.diffusion.engine import FlowEngine, FlowJob
+    from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
     from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
     from burnish.tasks.sample_files import write_lines
     from burnish.types.samples import is_finite, kind
 
     config = assembly.config
-    names = {"num_inference_steps": "steps", "guidance_scale": "guidance"}  # of fields of a job
-    how = {
-        names.get(name, name): changes.get(name, getattr(config.validation, name))
-        for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
-    }
-    job = FlowJob.groups(asked, n, purpose="sample", update=0, **how)
+    how = {name: changes.get(name, getattr(config.validation, name)) for name in CHANGED}
+    job = FlowJob.groups(asked, n, purpose="sample", update=0, changes=how)
     rollout = replace(config.rollout, batch_size=min(config.rollout.batch_size, 16))
     samples: list[Any] = []
     with terminal.progress("Sampling") as tell:

@@ -19,7 +19,7 @@ from burnish.data.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
-from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
 from burnish.diffusion.offline import FinishedImages, ImageFiles
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
@@ -67,10 +67,8 @@ class FlowEvaluation(Evaluation):
 
     def job(self, n: int, guidance: float | None = None) -> FlowJob:
         how = self.settings if self.suite else vars(self.assembly.config.validation)
-        return self.groups(
-            FlowJob, n, guidance=how["guidance_scale"] if guidance is None else guidance,
-            steps=how["num_inference_steps"], solver=how["solver"], height=how["height"], width=how["width"],
-        )  # fmt: skip
+        changes = {name: how[name] for name in CHANGED} | ({} if guidance is None else {"guidance_scale": guidance})
+        return self.groups(FlowJob, n, changes=changes)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -329,18 +327,19 @@ class FlowAssembly(Assembly):
     def trial(self) -> None:
         job = FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0)
         validated = replace(self.evaluation(self).job(1, None).select(slice(0, 1)), purpose="trial")
-        alike = (validated.height, validated.width, validated.guidance) == (None, None, None)
+        alike = all(validated.changes[name] is None for name in ("height", "width", "guidance_scale"))
         # pipelines that begin from an image take fewer steps than they are asked for, and might take none of two
         taken, asked = len(self.engine.schedule(job.prompts[0])) - 1, self.config.rollout.num_inference_steps
         steps = min(asked, 2) if taken == asked else None  # some places no noise levels for one
         for one, section in [(job, "rollout")] if alike else [(job, "rollout"), (validated, "validation")]:
-            for _, _, samples in self.engine.sample(replace(one, steps=steps)):
+            few = replace(one, changes={**one.changes, "num_inference_steps": steps})
+            for _, _, samples in self.engine.sample(few):
                 self._tell_size(one, samples[0], section)
 
     def _tell_size(self, job: FlowJob, sample: Sample, section: str) -> None:
         """Warn where a pipeline draws another size than it is asked for: some choose among sizes of their own."""
-        rollout = self.config.rollout
-        asked = (job.height or rollout.height, job.width or rollout.width)
+        how = self.engine.options_of(job)
+        asked = how.height, how.width
         pixels = sample.frames[0] if isinstance(sample, Clip) else sample
         if None in asked or isinstance(pixels, Sound) or pixels.shape[:2] == asked:
             return

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from burnish.diffusion.steps import diffuse
 from burnish.rl.algorithm import OldLogprobs
 from burnish.rl.preference import select_best_worst
-from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.batch import Batch, first_of_each, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import (
-    Conditioning,
     Denoising,
     Loss,
     OfflineSamples,
+    Requests,
     Scored,
     Steps,
     Streams,
@@ -67,17 +68,15 @@ class StepBatch(AnnotatedSteps):
         if not whole_samples:
             yield from self.terms().split(size)
             return
-        rows: list[int] = []
-        taken = 0
+        parts, taken = list[list[int]](), size
         for row, count in enumerate(self.costs()):
-            if rows and taken + count > size:
-                yield replace(self.select(rows).terms(), whole_samples=True)
-                rows, taken = [], 0
+            if count and taken + count > size:
+                parts.append([])
+                taken = 0
             if count:
-                rows.append(row)
+                parts[-1].append(row)
                 taken += count
-        if rows:
-            yield replace(self.select(rows).terms(), whole_samples=True)
+        yield from (replace(self.select(rows).terms(), whole_samples=True) for rows in parts)
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
@@ -167,14 +166,10 @@ class StepTerms(Batch):
 
 def taken_once(trace: Denoising, group: Tensor, present: Tensor) -> Tensor:
     """Of the samples of a prompt that took a step as one, only the first present one stands for it: [B, K] bool."""
-    keep = torch.zeros_like(trace.node, dtype=torch.bool)
-    rows, groups = present.nonzero().flatten().tolist(), group.tolist()
-    for slot, nodes in enumerate(trace.node.T.tolist()):
-        seen: set[tuple[int, int]] = set()
-        for row in rows:
-            key = (groups[row], nodes[row])
-            keep[row, slot] = key not in seen
-            seen.add(key)
+    keep, rows = torch.zeros_like(trace.node, dtype=torch.bool), present.nonzero().flatten()
+    for slot, nodes in enumerate(trace.node[rows].T):
+        first, _ = first_of_each(torch.stack([group[rows], nodes], 1))
+        keep[rows[first], slot] = True
     return keep
 
 
@@ -183,9 +178,8 @@ def subset(scored: Scored, fraction: float) -> Tensor:
     shape = scored.trace.time.shape
     kept = max(int(shape[1] * fraction + 1e-9), 1)
     chosen = torch.zeros(shape, dtype=torch.bool)
-    for row, (prompt, sample) in enumerate(zip(scored.prompts, scored.sample.tolist(), strict=True)):
-        order = random.permutation(shape[1], scored.seed, "timesteps", scored.update, prompt.uid, sample)
-        chosen[row, order[:kept]] = True
+    for row, key in enumerate(scored.keys("timesteps")):
+        chosen[row, random.permutation(shape[1], *key)[:kept]] = True
     return chosen
 
 
@@ -224,7 +218,7 @@ class ComparedSamples(Batch):
     M members to a row: 1 where samples are judged on their own, 2 in a preference pair, or a whole group.
     """
 
-    conditioning: Gathered[Conditioning]  # [B] what the members of a row share
+    conditioning: Requests  # [B] what the members of a row share
     noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
     value: Tensor  # [B, M] what the algorithm makes of the reward, or of those of each stream [B, M, S]
     present: Tensor  # [B, M] bool: the others have no reward, and no term
@@ -285,7 +279,7 @@ class JudgedSamples(ComparedSamples):
 class ForwardTerms(Batch):
     """Terms of the loss: one row of a forward each."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     clean: Tensor  # [M, ...]
     noisy: Tensor  # [M, ...] x_t; clean where elements are not noised
     target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
@@ -339,56 +333,60 @@ def by_stream(loss: Callable[[P, FlowRoles], Loss], part: P, roles: FlowRoles) -
     return Loss(torch.stack([one.total for one in losses]).mean(), metrics, extremes)
 
 
-def judge(
-    scored: Scored,
-    value: Tensor,
-    levels: DrawLevels,
-    *,
-    members: Tensor | None = None,
-    shared_noise: bool = False,
-) -> JudgedSamples:
-    """Join samples with their credit and draw the noise levels to train at. Rows without any reward are left out.
+def compare(scored: Scored, value: Tensor, members: Tensor) -> tuple[ComparedSamples, Tensor]:
+    """Samples that are compared, with what each is worth, and which rows they are. Rows without any reward are left
+    out.
 
     Args:
         scored: [B] rollouts.
         value: [B] what each is worth, or of each stream [B, S].
-        levels: where the noise levels come from.
-        members: [R, M] long, rows of ``scored`` that are compared with each other, -1 where there is none; None
-            puts each sample into a row of its own.
-        shared_noise: give the members of a row the same noise.
+        members: [R, M] long, rows of ``scored`` that are compared with each other, -1 where there is none.
     """
-    if members is None:
-        members = torch.arange(len(scored))[:, None]
     present = (members >= 0) & ~scored.scores.missing.cpu()[members]
     members, present = members[present.any(1)], present[present.any(1)]
     first = members[:, 0]
-    uid = [scored.prompts[i].uid for i in first.tolist()]
-    keys = [(scored.seed, "time", scored.update, u, int(scored.sample[i])) for u, i in zip(uid, first, strict=True)]
-    return JudgedSamples(
+    samples = ComparedSamples(
         conditioning=scored.trace.conditioning.select(first),
-        clean=at(scored.trace.latents, members),
         noised=at(scored.trace.noised, first),
         value=value[members],
         present=present,
-        time=levels(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
-        uid=uid,
+        uid=[scored.prompts[i].uid for i in first.tolist()],
         sample=scored.sample[members],
+        seed=scored.seed,
+        update=scored.update,
+    )
+    return samples, members
+
+
+def judge(
+    scored: Scored, value: Tensor, levels: DrawLevels, *, members: Tensor | None = None, shared_noise: bool = False
+) -> JudgedSamples:
+    """Join samples with their credit and draw the noise levels to train at.
+
+    Args:
+        scored, value, members: see ``compare``; None puts each sample into a row of its own.
+        levels: where the noise levels come from.
+        shared_noise: give the members of a row the same noise.
+    """
+    samples, members = compare(scored, value, torch.arange(len(scored))[:, None] if members is None else members)
+    keys = [
+        (samples.seed, "time", samples.update, u, s)
+        for u, s in zip(samples.uid, samples.sample[:, 0].tolist(), strict=True)
+    ]
+    return JudgedSamples(
+        **vars(samples),
+        clean=at(scored.trace.latents, members),
+        time=levels(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
         kl_factor=[[scored.scores.kl_factor[i] for i in row] for row in members.tolist()],
         shared_noise=shared_noise,
         streams=scored.trace.streams,
-        seed=scored.seed,
-        update=scored.update,
     )
 
 
 def groups_of(scored: Scored) -> Tensor:
     """[G, M] long: the rows of each group, groups in rising order of ids, -1 where a group has fewer than M."""
-    numbers = scored.group.tolist()
-    rows: dict[int, list[int]] = {number: [] for number in sorted(set(numbers))}
-    for row, number in enumerate(numbers):
-        rows[number].append(row)
-    longest = max(map(len, rows.values()), default=1)
-    return torch.tensor([some + [-1] * (longest - len(some)) for some in rows.values()]).view(-1, longest)
+    rows = [(scored.group == number).nonzero().flatten() for number in scored.group.unique()]
+    return pad_sequence(rows, batch_first=True, padding_value=-1)
 
 
 def take(given: OfflineSamples, levels: DrawLevels, value: Tensor) -> JudgedSamples:
@@ -427,6 +425,6 @@ def without_prompts(judged: JudgedSamples, share: float) -> JudgedSamples:
         for u, s in zip(judged.uid, judged.sample[:, 0], strict=True)
     ]
     dropped = random.uniform(1, keys)[:, 0] < share
-    both = Gathered.cat([judged.conditioning, unprompted(judged.conditioning)])
+    both = Requests.cat([judged.conditioning, unprompted(judged.conditioning)])
     rows = torch.arange(len(judged))
     return replace(judged, conditioning=both.select(torch.where(dropped, rows + len(judged), rows)))

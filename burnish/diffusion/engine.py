@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +14,18 @@ from torch import Tensor
 
 from burnish.diffusion.algorithms.base import Recording, Role
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.steps import Plan, denoise, finished, thinned
+from burnish.diffusion.steps import Plan, denoise, thinned
 from burnish.models.lora import merging_rounds
-from burnish.options import Solver
 from burnish.rollout.sources import Job, group_starts
 from burnish.training.ranks import Lockstep
-from burnish.types.batch import Gathered, to_device
+from burnish.types.batch import first_of_each, to_device
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning, Denoising, Streams, all_noised, share_of, stream_shares
+from burnish.types.rollout import Denoising, Requests, Streams, all_noised, share_of, stream_shares
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
+CHANGED = "num_inference_steps", "guidance_scale", "solver", "height", "width"  # options that a validation may change
 LEAST = 4  # rows of a forward for a tree: kernels for fewer round otherwise, and no sample may depend on other trees
 
 
@@ -35,21 +35,16 @@ class FlowJob(Job):
 
     recording: Recording | None = None
     role: str = "policy"
-    guidance: float | None = None  # None takes the run's
-    steps: int | None = None  # denoising steps; None takes the run's, as the options below do
-    solver: Solver | None = None
     streams: frozenset[str] = frozenset()  # that have advantages of their own
+    changes: Mapping[str, Any] = field(default_factory=dict)  # options of rollout in place of the run's, but for null
     cache_interval: int = 1  # deterministic steps of which the network computes one; the others are forecast
-    height: int | None = None  # in pixels
-    width: int | None = None
 
 
 @dataclass(frozen=True)
 class BranchIds:
-    """Which rows of a job share a state before each step, and which sample's noise moved them there."""
+    """Which rows of a job share a state before each step, which the noise of one of them moved there."""
 
-    node: Tensor  # [B, N + 1] long: equal in rows that share a state
-    source: Tensor  # [B, N + 1] long: the sample whose seeds drew the noise that led there
+    node: Tensor  # [B, N + 1] long: that row, equal in rows that share a state
     first: Tensor  # [B] long: the first row of the row's group
 
     @classmethod
@@ -61,18 +56,18 @@ class BranchIds:
         """
         rows, how = torch.arange(len(recorded)), job.recording
         own = rows[:, None].expand(-1, recorded.shape[1] + 1)
-        source = job.sample[:, None].expand_as(own)
-        first = torch.full((int(job.group.max()) + 1,), len(rows)).scatter_reduce(0, job.group, rows, "amin")[job.group]
+        starts, group = first_of_each(job.group)
+        first = starts[group]
         if how is None or not how.shared_noise:
-            return cls(own.contiguous(), source.contiguous(), first)
+            return cls(own.contiguous(), first)
         split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
         node = torch.where(split, own, first[:, None])
         if how.splits:
-            place, size = rows - first, torch.bincount(job.group)[job.group]
+            place, size = rows - first, torch.bincount(group)[group]
             for i in range(recorded.shape[1] + 1):
                 together = size // how.branching ** sum(step < i for step in how.splits)
                 node[:, i] = first + place // together * together
-        return cls(node, job.sample[node], first)
+        return cls(node, first)
 
 
 class FlowEngine:
@@ -85,13 +80,13 @@ class FlowEngine:
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
-        size = self.sample_size(job)
+        guidance = self.options_of(job).guidance_scale
         with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
-            role = replace(network, around=partial(step.forward, job.check_cancelled))
-            conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
+            role = replace(network, guidance=guidance, around=partial(step.forward, job.check_cancelled))
+            conditioning = self.condition(job.prompts, job)
             with step.forward():
-                self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
-                schedule = self.model.schedule(conditioning, size)
+                self.model.verify(conditioning, guidance=guidance)
+                schedule = self.model.schedule(conditioning)
             plan = self.plan(job, schedule)
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
@@ -102,40 +97,37 @@ class FlowEngine:
             # steps at which a network takes over that is not always on the device
             experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
             pauses = [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
+            # all rows by one network, and then by the next, and decoded after that: each comes once
+            pauses += [len(experts)] if pauses else []
             runs = [
                 self._denoise(job, rows, role, plan.select(rows), branches, conditioning, schedule, pauses)
                 for rows in batches
             ]
             for run in runs * len(pauses):
                 next(run)
-            # all rows by one network, and then by the next, and decoded after that: each comes once
-            parts = [finished(run) for run in runs] if pauses else map(finished, runs)
-            for rows, part in zip(batches, parts, strict=True):
-                yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
+            for rows, run in zip(batches, runs, strict=True):
+                part = yield from run  # which pauses no more
+                yield rows, part, self.model.decode(part.latents, part.conditioning)
 
-    def sample_size(self, job: FlowJob | None = None) -> SampleSize:
-        """The size of samples, and their steps: a job's, or the run's."""
-        options = self.options
-        height, width, steps = (None, None, None) if job is None else (job.height, job.width, job.steps)
-        return SampleSize(
-            height=height or options.height, width=width or options.width, steps=steps or options.num_inference_steps
-        )
+    def options_of(self, job: FlowJob | None = None) -> RolloutOptions:
+        """How a job samples, or the run."""
+        changes = {} if job is None else {name: value for name, value in job.changes.items() if value is not None}
+        return replace(self.options, **changes)
 
-    def condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
-        """What the run's samples of prompts are drawn from."""
-        return self.model.condition(prompts, self.sample_size())
+    def condition(self, prompts: Sequence[Prompt], job: FlowJob | None = None) -> Requests:
+        """What samples of prompts are drawn from, those of a job or of the run."""
+        how = self.options_of(job)
+        return self.model.condition(prompts, height=how.height, width=how.width, steps=how.num_inference_steps)
 
     def schedule(self, prompt: Prompt) -> Tensor:
         """Times of the run's denoising steps, [N + 1]."""
         with self.roles.sampling("policy", merge=False):
-            return self.model.schedule(self.condition([prompt]), self.sample_size())
+            return self.model.schedule(self.condition([prompt]))
 
     def latent_shape(self, prompt: Prompt, job: FlowJob | None = None) -> tuple[int, ...]:
         """Shape of a sample's latents, of a job or of the run."""
-        size = self.sample_size(job)
         with self.roles.sampling("policy", merge=False):
-            conditioning = self.model.condition([prompt], size)
-            return tuple(self.model.start(conditioning, size, [("shape",)]).shape[1:])
+            return tuple(self.model.start(self.condition([prompt], job), [("shape",)]).shape[1:])
 
     def _denoise(
         self,
@@ -144,20 +136,19 @@ class FlowEngine:
         role: Role,
         plan: Plan,
         branches: BranchIds,
-        conditioning: Gathered[Conditioning],
+        conditioning: Requests,
         schedule: Tensor,
         pauses: Sequence[int] = (),
-    ) -> Generator[None, None, Denoising]:
+    ) -> Generator[Any, None, Denoising]:
         device = next(self.model.network.parameters()).device
-        kept = conditioning.select(rows)
-        conditioning = kept.to(device)
+        conditioning = conditioning.select(rows)
         keys = job.select(rows).keys(self.seed)
         starts = [
             (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")
             for key, sample in zip(keys, job.sample[rows].tolist(), strict=True)
         ]
 
-        x = to_device(self.model.start(conditioning, self.sample_size(job), starts), device)
+        x = to_device(self.model.start(conditioning, starts), device)
         shape, mask = x.shape[1:], self.model.noised(conditioning)
         noised = all_noised(x) if mask is None else to_device(mask, device)
         kept_noise = None if mask is None else to_device(mask, "cpu")
@@ -168,11 +159,10 @@ class FlowEngine:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
                 there = to_device(padded, device)
                 x, time, index = x[there], time[padded], index[padded]
-            found = role(x, time, conditioning.select(index), guidance=job.guidance)
-            return found[:count]
+            return role(x, time, conditioning.select(index))[:count]
 
         def noise_at(step: int) -> Tensor:
-            sources = branches.source[rows, step + 1].tolist()
+            sources = job.sample[branches.node[rows, step + 1]].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
@@ -181,10 +171,10 @@ class FlowEngine:
         # counted from the first row of the group, whatever else is in the job
         node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(path.time)
         return Denoising(
-            **vars(path), conditioning=kept, node=node, noised=noised, schedule=schedule, streams=plan.streams
+            **vars(path), conditioning=conditioning, node=node, noised=noised, schedule=schedule, streams=plan.streams
         )
 
-    def _streams(self, job: FlowJob, conditioning: Gathered[Conditioning]) -> Streams:
+    def _streams(self, job: FlowJob, conditioning: Requests) -> Streams:
         """The streams of states, if any of them has an advantage of its own.
 
         Raises:
@@ -201,7 +191,7 @@ class FlowEngine:
     def plan(self, job: FlowJob, times: Tensor) -> Plan:
         """How all rows of a job are denoised, but for what they share."""
         how, recorded = job.recording, self._recorded(job, len(times) - 1)
-        solver = job.solver or self.options.solver
+        solver = self.options_of(job).solver
         if how is None:
             return Plan(times, "ode", 0.0, recorded, solver=solver, interval=job.cache_interval)
         if how.steps_after < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,13 @@ from burnish.rl.surrogates import Surrogate
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 
 HUBER_FLOOR = 1e-10  # keeps the root of a squared error differentiable at 0
+WEIGHTED: dict[Weighting, Callable[[Tensor, Tensor, float], Tensor]] = {  # matching errors by their times and a power
+    "uniform": lambda error, t, power: error,
+    "t": lambda error, t, power: t * error,
+    "t2": lambda error, t, power: t.square() * error,
+    "huber": lambda error, t, power: t * ((error + HUBER_FLOOR).sqrt() - HUBER_FLOOR**0.5),
+    "ghuber": lambda error, t, power: t * ((error + HUBER_FLOOR) ** power - HUBER_FLOOR**power) / power,
+}
 
 
 def negative_aware(
@@ -81,16 +89,7 @@ def awm_logprob(
         [M] pseudo log-probs; only their differences mean anything.
     """
     error = (velocity - target).double().square().flatten(1).mean(1) / share
-    t = time.double()
-    if weighting == "t":
-        error = t * error
-    elif weighting == "t2":
-        error = t.square() * error
-    elif weighting == "huber":
-        error = t * ((error + HUBER_FLOOR).sqrt() - HUBER_FLOOR**0.5)
-    elif weighting == "ghuber":
-        error = t * ((error + HUBER_FLOOR) ** power - HUBER_FLOOR**power) / power
-    return -error.to(velocity.dtype)
+    return -WEIGHTED[weighting](error, time.double(), power).to(velocity.dtype)
 
 
 def advantage_weighted_matching(

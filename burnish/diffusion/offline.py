@@ -114,7 +114,7 @@ class FinishedImages:
 
     def _encoded(self, record: ImageRecord, media: Media) -> Tensor:
         """Latents of an image, alone: they must not depend on the other images of a batch."""
-        drawn = self.engine.condition([record.prompt]).rows()
+        drawn = self.engine.condition([record.prompt])
         latents = self.engine.model.encode_images([self._pixels(record, media)], drawn)[0].cpu()
         if self._shape is None:
             self._shape = self.engine.latent_shape(record.prompt)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from burnish.diffusion.batches import ComparedSamples, groups_of, together
+from burnish.diffusion.batches import ComparedSamples, compare, groups_of, together
 from burnish.diffusion.steps import diffuse, uniform_above
-from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.batch import Batch, shared, to_device
 from burnish.types.columns import at, read
-from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
+from burnish.types.rollout import Prompt, Requests, Scored, share_of
 from burnish.utils import random
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LEAST = 0.02  # noise level of a step that can still change an image
 class Ends(Batch):
     """The last denoising steps of samples: where they begin, and the times that they pass."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     prompts: list[Prompt]  # [M]
     state: Tensor  # [M, ...] at the first of the times
     times: Tensor  # [M, K + 1]
@@ -56,11 +56,7 @@ class Ends(Batch):
         """
         trace = scored.trace
         rows = torch.arange(len(scored)).repeat_interleave(copies)
-        keys: list[tuple[random.Part, ...]] = [
-            (scored.seed, "renoise", scored.update, prompt.uid, sample, copy)
-            for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
-            for copy in range(copies)
-        ]
+        keys = [(*key, copy) for key in scored.keys("renoise") for copy in range(copies)]
         clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
         noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
         levels = trace.schedule[trace.schedule >= LEAST]
@@ -100,11 +96,8 @@ class Realigned(Ends):
             emphasis: at its ends, of steps that go down and of those that go up.
         """
         trace, (low, high) = scored.trace, levels
-        keys: list[tuple[random.Part, ...]] = [
-            (scored.seed, "realign", scored.update, prompt.uid, sample)
-            for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
-        ]
-        place = INSIDE + (1 - 2 * INSIDE) * random.uniform(1, keys)[:, 0]  # in the range, of where both steps end
+        draw = random.uniform(1, scored.keys("realign"))[:, 0]
+        place = INSIDE + (1 - 2 * INSIDE) * draw  # in the range, of where both steps end
         reach = torch.minimum(place, 1 - place).clamp(max=REACH)
         begins, ends = torch.stack([place + reach, place - reach], 1), place[:, None].expand(-1, 2)
         lower, edges = torch.minimum(begins, ends), torch.tensor(emphasis)
@@ -157,14 +150,11 @@ class GroupPaths(ComparedSamples):
     @classmethod
     def of(cls, scored: Scored, value: Tensor, how: TDMR1) -> GroupPaths:
         """Groups of samples with their advantages [B]; what is drawn for a group depends on its prompt alone."""
-        members = groups_of(scored)
-        present = (members >= 0) & ~scored.scores.missing.cpu()[members]
-        members, present = members[present.any(1)], present[present.any(1)]
+        samples, members = compare(scored, value, groups_of(scored))
         trace, first = scored.trace, members[:, 0]
         # on the CPU, so that a GPU need not be waited for where rows are chosen
         time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
-        uid = [scored.prompts[i].uid for i in first.tolist()]
-        keys = [(scored.seed, "steps", scored.update, one) for one in uid]
+        keys = [(scored.seed, "steps", scored.update, uid) for uid in samples.uid]
         count, trained = time.shape[1], how.train_timesteps
         step = torch.tensor([random.permutation(count, *key)[:trained] for key in keys]).view(-1, trained)
         draws = random.uniform(4 * trained, keys) if keys else torch.zeros(0, 4 * trained)
@@ -178,23 +168,16 @@ class GroupPaths(ComparedSamples):
             return uniform_above(draw, begun, shift=SHIFT, gap=GAP).clamp_max(most)
 
         return cls(
-            conditioning=trace.conditioning.select(first),
+            **vars(samples),
             state=at(trace.state, members),
             next_state=at(trace.next_state, members),
-            noised=at(trace.noised, first),
             time=time,
             time_next=time_next,
-            value=value[members],
-            present=present,
             step=step,
             level=level(levels[0], step, 0.0),
             reward_level=level(levels[1], step, JUDGED),
             surrogate_step=surrogate_step,
             surrogate_level=level(levels[2], surrogate_step, JUDGED),
-            uid=uid,
-            sample=scored.sample[members],
-            seed=scored.seed,
-            update=scored.update,
         )
 
     def terms(self, size: int) -> Iterator[PathTerms]:
@@ -247,7 +230,7 @@ class GroupPaths(ComparedSamples):
 class PathTerms(Batch):
     """Terms of the loss: one row of every forward each."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     state: Tensor  # [M, ...] where a step of the policy begins
     time: Tensor  # [M]
     time_next: Tensor  # [M] where it ends

@@ -24,8 +24,7 @@ from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Conditioning, Prompt
+from burnish.types.rollout import Prompt, Requests
 from burnish.utils.errors import UserError
 
 SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
@@ -46,15 +45,14 @@ class NetworkRole:
         self,
         x: Tensor,
         time: Tensor,
-        conditioning: Gathered[Conditioning],
+        conditioning: Requests,
         *,
         guidance: float | None = None,
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
-        given = conditioning.to(x.device).rows()
         with self.around(), self.active() as network:
-            predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
+            predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
 
 
@@ -67,7 +65,7 @@ class StreamOf:
     found: dict[tuple[str, float | None], Tensor]  # what networks gave, by role and guidance
 
     def velocity(
-        self, name: str, role: NetworkRole, x: Tensor, time: Tensor, conditioning: Gathered[Conditioning],
+        self, name: str, role: NetworkRole, x: Tensor, time: Tensor, conditioning: Requests,
         *, guidance: float | None = None,
     ) -> Tensor:  # fmt: skip
         """The velocity of a role at the stream ``x`` of the states."""
@@ -178,9 +176,9 @@ class FlowRoles(TrainedRoles):
             self.meter.watch(model.network)
         return NetworkRole(model, scale, lambda: nullcontext(model.network))
 
-    def images(self, latents: Tensor, conditioning: Gathered[Conditioning]) -> Tensor:
+    def images(self, latents: Tensor, conditioning: Requests) -> Tensor:
         """What finished latents [B, ...] show, with gradients to them."""
-        return self.model.decode_tensor(latents, conditioning.rows())
+        return self.model.decode_tensor(latents, conditioning)
 
     def reward(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """The weighted sum of the run's rewards for images, with gradients to them: [B]."""

@@ -27,10 +27,10 @@ from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import RolloutRequest, collector, group_starts
 from burnish.tasks.evaluate import prompt_images
 from burnish.tasks.sample_files import SampleFiles
-from burnish.types.batch import Gathered, to_device
+from burnish.types.batch import to_device
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, settled
+from burnish.types.rollout import Denoising, Requests, Scored, failures_of, settled
 from burnish.types.samples import Clip, Sample, Sound, coarse
 from burnish.utils import random
 from burnish.utils.images import PAPER, grid, strip, waveform
@@ -61,9 +61,9 @@ class FlowRollouts:
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
-            update=request.update, role=self.needs.sampler, steps=cheap, cache_interval=self.rollout.cache_interval,
-            recording=None if cheap else self.needs.recording, streams=self.streams,
-            check_cancelled=self.check_cancelled,
+            update=request.update, role=self.needs.sampler, changes={"num_inference_steps": cheap},
+            cache_interval=self.rollout.cache_interval, streams=self.streams,
+            recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
         failures, ran = scored.failures, scored.execution
@@ -77,7 +77,7 @@ class FlowRollouts:
             if cheap and len(rows):
                 again = replace(  # from the same seeds, with the run's own number of steps, and recorded
                     job, prompts=[job.prompts[row] for row in rows.tolist()], group=job.group[rows],
-                    sample=job.sample[rows], steps=None, recording=self.needs.recording,
+                    sample=job.sample[rows], changes={}, recording=self.needs.recording,
                 )  # fmt: skip
                 scored, shapes = self._sample(again, request.version, files=self.files)
                 failures, ran = [*failures, *scored.failures], [*ran, *scored.execution]
@@ -204,14 +204,10 @@ def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -
     }
 
 
-def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor, Tensor, Gathered[Conditioning]]]:
+def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor, Tensor, Requests]]:
     """What a network is asked for: final states that are noised again, ``size`` at a time."""
     clean = to_device(some.trace.latents, roles.device)
-    keys: list[tuple[random.Part, ...]] = [
-        (some.seed, "growth", some.update, prompt.uid, sample)
-        for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
-    ]
-    noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+    noise = to_device(random.normal(clean.shape[1:], some.keys("growth")), clean.device)
     time = torch.full((len(some),), TIME)
     noisy = diffuse(clean, noise, to_device(time, clean.device), to_device(some.trace.noised, clean.device))
     for start in range(0, len(some), size):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.options import Solver
-from burnish.types.batch import to_device
+from burnish.types.batch import first_of_each, to_device
 from burnish.types.rollout import Path, Streams, columns
 
 Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
@@ -273,7 +273,7 @@ def denoise(
             only for steps that are stochastic in some row.
         share: [B] of a state's elements that are noised; None is all.
         stream_share: [B, S] of those of each stream of the plan; None is all.
-        pauses: steps that it waits before, until it is asked to go on.
+        pauses: steps that it waits before, until it is asked to go on; the number of steps is behind the last one.
     """
     batch, steps = plan.recorded.shape
     share = x.new_ones(batch) if share is None else share
@@ -298,7 +298,8 @@ def denoise(
             yield
         noisy, rows, v = stochastic[:, i], computed[:, i].nonzero().flatten(), x[:0]
         if len(rows):
-            v = _once_a_branch(velocity, x, plan.times[i], rows, plan.branch, i)
+            *asked, taken = _asked(plan, i, x, rows)
+            v = velocity(*asked)[taken]
         if taylor is not None:
             v = taylor.velocity(i, x, times[i], v, to_device(rows, x.device))
         moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
@@ -306,7 +307,8 @@ def denoise(
             moved = moved + solver.correction(x, v, plan.times[i], plan.times[i + 1], restart=noisy)
         elif plan.solver == "heun" and times[i + 1] > 0 and len(still := (computed[:, i] & ~noisy).nonzero().flatten()):
             there = to_device(still, x.device)
-            second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch, i + 1)
+            *asked, taken = _asked(plan, i + 1, moved, still)
+            second = velocity(*asked)[taken]
             half = to_device((plan.times[i + 1] - plan.times[i]) / 2, x.device)
             moved[there] = moved[there] + half * (second.float() - v[there].float())
         if (at := here[i]) is not None:
@@ -323,6 +325,8 @@ def denoise(
                 moved[where] = landed
             next_state[at] = moved[where]
         x = moved
+    if steps in pauses:
+        yield
     error = x.new_zeros(batch) if taylor is None else taylor.error
     return Path(
         latents=x, state=state, next_state=next_state, time=time, time_next=time_next, logprob=logprob,
@@ -352,17 +356,17 @@ def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | 
     return [part if count else None for part, count in zip(parts, counts, strict=True)]
 
 
-def _once_a_branch(
-    velocity: Velocity, x: Tensor, time: Tensor, rows: Tensor, branch: Tensor | None, step: int
-) -> Tensor:
-    """The velocity of some rows [M] of x [B, ...], computed once for those of a branch [B, N + 1] at a step."""
-    if branch is None:
-        return velocity(x if len(rows) == len(x) else x[to_device(rows, x.device)], time.expand(len(rows)), rows)
-    _, source = torch.unique(branch[rows, step], return_inverse=True)
-    first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
-    first.scatter_reduce_(0, source, rows, "amin")
-    v = velocity(x[to_device(first, x.device)], time.expand(len(first)), first)
-    return v[to_device(source, x.device)]
+def _asked(plan: Plan, step: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """What a velocity at a step is asked for, of some rows of states x [B, ...]: once for those of a branch.
+
+    Returns:
+        States [M, ...], times [M] and rows [M]; and which of these each of the rows takes.
+    """
+    if plan.branch is None:
+        return x if len(rows) == len(x) else x[to_device(rows, x.device)], plan.times[step].expand(len(rows)), rows, ...
+    first, taken = first_of_each(plan.branch[rows, step])
+    rows = rows[first]
+    return x[to_device(rows, x.device)], plan.times[step].expand(len(rows)), rows, to_device(taken, x.device)
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

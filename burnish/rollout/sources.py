@@ -226,48 +226,30 @@ def varied(rollouts: Rollouts) -> Tensor:
     return (~groups.constant)[groups.label].nonzero().flatten()
 
 
-def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
-    """Draw batches until ``wanted`` groups with different rewards are together, but no more than ``most`` batches.
+def filled_batch(
+    kept: Sequence[R], last: R, sampled: Sequence[tuple[Tensor, list[Failure], list[dict[str, Ran]]]], groups: list[int]
+) -> R:
+    """The groups that several batches gave to an update, in the order of drawing; none where they gave none.
+
+    Its metrics tell how many batches were drawn, what was dropped, and the mean reward of all that was sampled. What
+    goes on is what the last batch put aside.
 
     Args:
-        draw: the next batch, with at least one group; its group ids start from 0.
-        wanted: groups; more than these are left out, the last ones first.
-        most: batches.
-
-    Returns:
-        The groups in the order of drawing, with new ids; fewer, or none, where the batches did not give them. Its
-        metrics tell how many batches were drawn, what was dropped, and the mean reward of all that was sampled. What
-        goes on is what the last batch put aside.
+        kept: what each batch gave.
+        last: the last batch.
+        sampled: rewards, failures and execution of all batches.
+        groups: how many were kept, dropped, and left out at the end.
     """
-    parts: list[R] = []
-    sampled: list[tuple[Tensor, list[Failure], list[dict[str, Ran]]]] = []  # of all, without their traces
-    groups, dropped, spare = 0, 0, 0
-    while len(sampled) < most and groups < wanted:
-        batch = draw()
-        sampled.append((batch.scores.reward[~batch.scores.missing], batch.failures, batch.execution))
-        kept = batch.select(varied(batch))
-        ids, label = torch.unique(kept.group, return_inverse=True)
-        dropped += len(torch.unique(batch.group)) - len(ids)
-        spare = max(groups + len(ids) - wanted, 0)
-        rows = (label < len(ids) - spare).nonzero().flatten()
-        if len(rows):
-            parts.append(replace(kept.select(rows), group=label[rows] + groups))
-        groups += len(ids) - spare
     known, failures, ran = zip(*sampled, strict=True)
-    rewards = torch.cat(known)
-    metrics = batch.metrics | {
-        "train/num_gen_batches": float(len(sampled)),
-        "train/kept_groups": float(groups),
-        "train/dropped_groups": float(dropped),
-        "train/spare_groups": float(spare),
-    }
+    rewards, names = torch.cat(known), ("kept", "dropped", "spare")
+    metrics = last.metrics | {"train/num_gen_batches": float(len(sampled))}
+    metrics |= {f"train/{name}_groups": float(count) for name, count in zip(names, groups, strict=True)}
     if len(rewards):
         metrics["train/sampled_reward/mean"] = float(rewards.mean())
-    whole = type(batch).cat(parts) if parts else batch.select([])
-    oldest = min(part.version for part in parts or [batch])
     return replace(
-        whole, metrics=metrics, failures=list(chain.from_iterable(failures)),
-        execution=list(chain.from_iterable(ran)), version=oldest, put_aside=batch.put_aside,
+        type(last).cat(kept) if kept else last.select([]), metrics=metrics,
+        failures=list(chain.from_iterable(failures)), execution=list(chain.from_iterable(ran)),
+        version=min(part.version for part in kept or [last]), put_aside=last.put_aside,
     )  # fmt: skip
 
 
@@ -350,23 +332,31 @@ class PromptSchedule:
         version: int,
         put_aside: Sequence[RolloutRequest] = (),
     ) -> R:
-        """Rollouts of an update; where groups are filtered, ``generate`` is called until enough of them are kept.
+        """Rollouts of an update. Where groups are filtered, batches are drawn until enough groups have different
+        rewards, but no more than ``rounds``; groups beyond that are left out.
 
         What was put aside goes on with the first request; what that puts aside with the next one.
         """
         seen: Counter[str] = Counter()
-
-        def draw() -> R:
-            nonlocal put_aside
-            drawn = generate(self.request(update, version, seen, put_aside))
-            self.learn(update, drawn)
-            put_aside = drawn.put_aside
-            return drawn
-
-        if self.filtering is None:
-            return draw()
-        wanted = self.stream.batch_size * self.rollouts
-        found = fill(draw, wanted, self.rounds)
+        parts: list[R] = []
+        sampled: list[tuple[Tensor, list[Failure], list[dict[str, Ran]]]] = []  # of all, without their traces
+        groups, dropped, spare, wanted = 0, 0, 0, self.stream.batch_size * self.rollouts
+        while len(sampled) < self.rounds and groups < wanted:
+            batch = generate(self.request(update, version, seen, put_aside))
+            self.learn(update, batch)
+            if self.filtering is None:
+                return batch
+            put_aside = batch.put_aside
+            sampled.append((batch.scores.reward[~batch.scores.missing], batch.failures, batch.execution))
+            kept = batch.select(varied(batch))
+            ids, label = torch.unique(kept.group, return_inverse=True)
+            dropped += len(torch.unique(batch.group)) - len(ids)
+            spare = max(groups + len(ids) - wanted, 0)
+            rows = (label < len(ids) - spare).nonzero().flatten()
+            if len(rows):
+                parts.append(replace(kept.select(rows), group=label[rows] + groups))
+            groups += len(ids) - spare
+        found = filled_batch(parts, batch, sampled, [groups, dropped, spare])
         return found if self.replay is None else self.replay.completed(found, wanted)
 
     @property

@@ -166,6 +166,13 @@ def as_positions(index: Tensor | Sequence[int] | slice, count: int) -> Tensor:
     return torch.as_tensor(index if isinstance(index, Tensor) else list(index), dtype=torch.long)
 
 
+def first_of_each(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each distinct id [N] or [N, D] occurs first, in rising order of ids, and which of these each row has."""
+    known, place = torch.unique(ids, return_inverse=True, dim=0)
+    first = torch.full((len(known),), len(ids)).scatter_reduce(0, place, torch.arange(len(ids)), "amin")
+    return first, place
+
+
 def _take(value: Any, positions: Tensor) -> Any:
     if isinstance(value, Tensor):
         return value.index_select(0, to_device(positions, value.device))

@@ -11,15 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
+from burnish.types.batch import Batch, heavy, on_host, shared, to_device
 from burnish.types.columns import CHUNK, Column, read, states_once
 from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.samples import DROPS, UNKNOWN, Quote, Ran, ResponseStats
+from burnish.utils.random import Part
 
 __all__ = [
     "Collected",
-    "Conditioning",
     "Denoising",
     "Failure",
     "Loss",
@@ -49,34 +49,23 @@ NOTHING: dict[str, Callable[[], Any]] = {
 REASONS = 20  # distinct reasons for missing rewards that are kept of a batch
 
 
-class Conditioning(Batch):
-    """What a model draws from; its fields are the model's own."""
-
-    def unprompted(self) -> Self:
-        """The same by the negative prompts: what guidance leads away from."""
-        raise NotImplementedError
-
-
 @dataclass(kw_only=True)
-class Requests(Conditioning):
-    """Prompts as they are, for models that keep what they have encoded."""
+class Requests(Batch):
+    """What samples are drawn from: prompts, and the size and the steps of their samples."""
 
     prompts: list[Prompt]  # [B]
     height: int | None = shared()  # in pixels; None takes the model's default
     width: int | None = shared()
     steps: int = shared()  # of the schedule that times are of
 
-    def unprompted(self) -> Self:
-        return replace(self, prompts=[prompt.unconditional for prompt in self.prompts])
-
     def each(self) -> list[Requests]:
         """Every row on its own."""
         return [self.select([i]) for i in range(len(self))]
 
 
-def unprompted(conditioning: Gathered[Conditioning]) -> Gathered[Conditioning]:
-    """The same by the negative prompts; see ``Conditioning.unprompted``."""
-    return replace(conditioning, table=conditioning.table.unprompted())
+def unprompted(requests: Requests) -> Requests:
+    """The same by the negative prompts: what guidance leads away from."""
+    return replace(requests, prompts=[prompt.unconditional for prompt in requests.prompts])
 
 
 def all_noised(latents: Tensor) -> Tensor:
@@ -128,7 +117,7 @@ class Path(Batch):
 class Denoising(Path):
     """Trajectories of a flow model."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
@@ -195,7 +184,7 @@ class Denoising(Path):
 class Steps(Batch):
     """Stochastic denoising steps of any samples: one per row of a forward pass."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     state: Tensor  # [M, ...]
     next_state: Tensor  # [M, ...]
     time: Tensor = on_host()  # [M]
@@ -335,6 +324,11 @@ class Rollouts(ForUpdate):
     execution: list[dict[str, Ran]] = shared(default_factory=list)  # of all samples: how each reward was computed
     put_aside: list[Any] = shared(default_factory=list)  # requests of responses that go on with a later batch
 
+    def keys(self, purpose: str) -> list[tuple[Part, ...]]:
+        """What seeds a draw for every sample, whatever else is in the batch."""
+        samples = zip(self.prompts, self.sample.tolist(), strict=True)
+        return [(self.seed, purpose, self.update, prompt.uid, sample) for prompt, sample in samples]
+
 
 @dataclass(kw_only=True)
 class Scored(Rollouts):
@@ -377,7 +371,7 @@ class ScoredResponses(Rollouts):
 class OfflineSamples(ForUpdate):
     """Images from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
 
-    conditioning: Gathered[Conditioning]
+    conditioning: Requests
     latents: Tensor  # [B, M, ...]
     noised: Tensor = None  # type: ignore[assignment]  # [B, ...] of every member, as ``all_noised`` where not given
     uid: list[str]  # [B] hash of the image or the pair: with seed and update it seeds every draw

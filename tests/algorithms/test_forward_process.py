@@ -161,7 +161,7 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
         assert part.atom.unique().numel() == part.time.unique().numel() == 1
         torch.testing.assert_close(noise, noise[:1].expand_as(noise))
         assert part.clean.unique(dim=0).shape[0] == SIZE
-        assert len({prompt.text for prompt in part.conditioning.rows().prompts}) == 1
+        assert len({prompt.text for prompt in part.conditioning.prompts}) == 1
     # the first member names the noise of its group also where its reward is missing
     batch, _ = made("dgpo").compute_advantages(scored(missing=[0, *range(4, 8)]))
     whole, _ = made("dgpo").compute_advantages(scored())

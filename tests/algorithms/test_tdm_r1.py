@@ -39,7 +39,7 @@ class Networks:
     def lagged(self, name):
         def predict(x, time, conditioning, *, guidance=None):
             assert guidance in (None, 1.0)
-            asked = conditioning.rows().prompts
+            asked = conditioning.prompts
             marks = x.new_tensor([[100.0 * (not prompt.text)] for prompt in asked])
             return x @ self.weights[name] * (1 + marks / 1000) + time[:, None]
 

@@ -79,7 +79,7 @@ def test_frames_and_sound_are_one_state_whose_elements_count_alike():
     ours = Generator("ltx2", lora={})
     asked, pipeline = ours.asked(*TEXTS), ours.model.pipeline
     x, times = ours.start(asked), ours.times(asked)
-    clips = ours.model.decode(ours.draw(asked, x), asked.rows())
+    clips = ours.model.decode(ours.draw(asked, x), asked)
     for i, (text, clip) in enumerate(zip(TEXTS, clips, strict=True)):
         alone = pipeline(
             prompt=text, height=32, width=32, num_frames=9, num_inference_steps=4, guidance_scale=1.0,
@@ -113,13 +113,13 @@ def test_frames_and_sound_are_one_state_whose_elements_count_alike():
 def test_images_become_states_and_images_again():
     ours = Generator("sd3")
     asked = ours.asked(*TEXTS)
-    pixels = ours.model.decode(ours.start(asked), asked.rows())
+    pixels = ours.model.decode(ours.start(asked), asked)
     drawn = ours.images(asked, ours.start(asked)).detach()
     for image, tensor in zip(pixels, drawn, strict=True):
         assert (torch.from_numpy(image) == (tensor * 255).round().byte().permute(1, 2, 0)).all()
-    states = ours.model.encode_images(pixels, asked.rows())
+    states = ours.model.encode_images(pixels, asked)
     assert states.shape == ours.start(asked).shape
-    alone = ours.model.encode_images(pixels[1:], asked.select([1]).rows())
+    alone = ours.model.encode_images(pixels[1:], asked.select([1]))
     torch.testing.assert_close(alone, states[1:], rtol=1e-4, atol=1e-4)
     vae = ours.model.pipeline.vae
     scaled = torch.stack([torch.from_numpy(one) for one in pixels]).permute(0, 3, 1, 2) / 255 * 2 - 1

@@ -130,6 +130,6 @@ def test_a_vae_has_the_precision_that_it_is_published_in(model, published, rests
         ours = Generator(tmp_path / "model", steps=2, dtype=dtype, rollout={"height": 32, "width": 32})
         assert ours.model.pipeline.vae.dtype == expected
         asked = ours.asked("a red fox")
-        pixels = ours.model.decode(ours.draw(asked, ours.start(asked)), asked.rows())
-        states = ours.model.encode_images(pixels, asked.rows())
+        pixels = ours.model.decode(ours.draw(asked, ours.start(asked)), asked)
+        states = ours.model.encode_images(pixels, asked)
         assert states.isfinite().all()

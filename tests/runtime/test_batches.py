@@ -14,14 +14,14 @@ from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Conditioning, Rollouts
+from burnish.types.rollout import Rollouts
 from tests.support.equality import same
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @dataclass(kw_only=True)
-class Embeddings(Conditioning):
+class Embeddings(Batch):
     tokens: Tensor = heavy()  # [B, L, D]
     pooled: Tensor = heavy()  # [B, P]
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
@@ -56,7 +55,7 @@ class Generator:
         self.model: Any = load_model(self.options, self.rollout)
         self.network, self.guidance, self.steps = self.model.network, guidance, steps
         self.negative = negative
-        self.size = SampleSize(height=self.rollout.height, width=self.rollout.width, steps=steps)
+        self.size = {"height": self.rollout.height, "width": self.rollout.width, "steps": steps}
         if options is not None:
             add_adapters(self.network, options, ["policy"], seed=0, default_targets=self.model.lora_targets)
             with torch.no_grad():
@@ -77,7 +76,7 @@ class Generator:
 
     def asked(self, *texts: str, check: bool = True) -> Any:
         """What rows of prompts are drawn from, compared with the pipeline's own run."""
-        asked = self.model.condition([self.prompt(text) for text in texts], self.size)
+        asked = self.model.condition([self.prompt(text) for text in texts], **self.size)
         if check:
             self.verify(asked)
         return asked
@@ -86,17 +85,17 @@ class Generator:
         self.model.verify(asked, guidance=self.guidance if guidance is None else guidance)
 
     def start(self, asked: Any) -> Tensor:
-        return self.model.start(asked, self.size, [("row", i) for i in range(len(asked.index))])
+        return self.model.start(asked, [("row", i) for i in range(len(asked))])
 
     def times(self, asked: Any) -> Tensor:
-        return self.model.schedule(asked, self.size)
+        return self.model.schedule(asked)
 
     def velocity(
         self, asked: Any, x: Tensor, times: Tensor, rows: Sequence[int] | None = None, guidance: float | None = None
     ) -> Tensor:
         """Of rows at their times."""
         at = torch.arange(len(x)) if rows is None else torch.tensor(rows)
-        some = asked.select(at).rows()
+        some = asked.select(at)
         unguided = self.guidance if guidance is None else guidance
         return self.model.predict(self.network, x[at], times[at], some, guidance=unguided)
 
@@ -109,7 +108,7 @@ class Generator:
 
     def images(self, asked: Any, x: Tensor) -> Tensor:
         """Of final states, [B, 3, H, W]."""
-        return self.model.decode_tensor(x, asked.rows())
+        return self.model.decode_tensor(x, asked)
 
     def alone(self, texts: Sequence[str], x: Tensor, **given: Any) -> Tensor:
         """Images [B, 3, H, W] that diffusers alone draws from the same noise, with an ``adapter`` or a ``path``."""
@@ -122,7 +121,7 @@ class Generator:
         found = []
         for row, text in enumerate(texts):
             call: dict[str, Any] = {"prompt": text, "negative_prompt": self.negative or None, guided: self.guidance}
-            call |= {"height": self.size.height, "width": self.size.width, "num_inference_steps": self.steps}
+            call |= {"height": self.rollout.height, "width": self.rollout.width, "num_inference_steps": self.steps}
             call |= self.rollout.call
             call["generator"] = torch.Generator().manual_seed(random.key("row", row))
             call = {name: value for name, value in call.items() if name in taken and value is not None}

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from burnish.diffusion.pipeline.runs import evenly
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, shifted
-from burnish.types.batch import Gathered
 from burnish.types.rollout import Prompt, Requests
 
 
@@ -34,7 +32,7 @@ def schedule(
     return NoiseSchedule.of(scheduler, scheduler.timesteps).times
 
 
-def plain(count: int) -> Gathered[Requests]:
+def plain(count: int) -> Requests:
     """What rows are drawn from, each from a prompt of its own."""
     prompts = [Prompt(text=f"{number}") for number in range(count)]
-    return Gathered(table=Requests(prompts=prompts, height=None, width=None, steps=1), index=torch.arange(count))
+    return Requests(prompts=prompts, height=None, width=None, steps=1)

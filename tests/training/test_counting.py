@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
@@ -64,11 +63,11 @@ def test_generators(tmp_path, name, adapted):
         add_adapters(model.network, LoraOptions(rank=3), ["policy"], seed=0, default_targets=model.lora_targets)
     else:
         model.network.requires_grad_(True)
-    drawing = SampleSize(height=tiny.height, width=tiny.width, steps=4)
-    asked = model.condition([Prompt(text=text, negative="grey") for text in ("fox", "two apples", "fox")], drawing)
+    prompts = [Prompt(text=text, negative="grey") for text in ("fox", "two apples", "fox")]
+    asked = model.condition(prompts, height=tiny.height, width=tiny.width, steps=4)
     model.verify(asked, guidance=3.0)
-    x = model.start(asked, drawing, [("row", row) for row in range(3)])
-    time, some = model.schedule(asked, drawing)[torch.tensor([0, 0, 2])], asked.rows()
+    x = model.start(asked, [("row", row) for row in range(3)])
+    time, some = model.schedule(asked)[torch.tensor([0, 0, 2])], asked
     meter = Meter(1.0)
     meter.watch(model.network)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from burnish.diffusion.algorithms.policy_gradient import Window
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Kind
-    from burnish.types.rollout import Steps
 
 
 @dataclass(frozen=True)
@@ -107,23 +106,6 @@ Role: TypeAlias = "Callable[..., Tensor]"
 its own."""
 
 
-def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: FlowRoles, *, kept: bool = False) -> Tensor:
-    """``function`` over micro-batches, without gradients, joined again.
-
-    All ranks get all of it, or each keeps what it made until it is learned: for what is as large as states.
-    """
-    import torch
-
-    size, home = roles.micro_batch_size, steps.state.device  # that of the networks, or the CPU
-    ranges = [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
-
-    def part(rows: range) -> Tensor:  # copied only for the time that it is on the device of the networks
-        return function(steps.select(rows).to(roles.device)).to(home)
-
-    with torch.no_grad():
-        return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
-
-
 def ramp(delay: float, start: float, slope: float, end: float) -> Callable[[int], float]:
     """A weight of the past that is 0 before ``delay`` steps, and rises from ``start`` to ``end`` in a line then."""
     return lambda n: 0.0 if n < delay else min(start + slope * (n - delay), end)
@@ -140,6 +122,7 @@ DECAYS = {
 class Lag:
     """How a policy follows the one that learns."""
 
+    kl_limit = None
     decay: Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"] = "copy"
     """How it follows: copied, averaged, or averaged with a weight of the past that rises: as linear says, or by the two
     schedules of DiffusionNFT."""
@@ -174,7 +157,10 @@ class Lag:
     def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
-        applied = update % self.update_interval == 0 or self.is_far(roles)
+        far = self.kl_limit is not None and any(
+            roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss")
+        )
+        applied = update % self.update_interval == 0 or far
         weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
         if applied:
             roles.blend(name, weight, source)
@@ -185,20 +171,11 @@ class Lag:
             f"{prefix}/decay": weight,
         }
 
-    def is_far(self, roles: FlowRoles) -> bool:
-        """Whether it follows out of turn."""
-        return False
-
 
 @options
 class LagWithin(Lag):
     """How a policy follows that may be the reference."""
 
-    kl_limit: Positive | None = None
+    kl_limit: Positive | None = None  # type: ignore[assignment]
     """Of the reference: it follows as well after an update whose mean KL to it was above this (GARDO); null follows by
     update_interval alone."""
-
-    def is_far(self, roles: FlowRoles) -> bool:
-        if self.kl_limit is None:
-            return False
-        return any(roles.learned.get(name, 0.0) > self.kl_limit for name in ("actor/kl_loss", "actor/ref_kl_loss"))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording, Role, in_parts
+from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording, Role
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import (
@@ -127,14 +129,9 @@ class Window:
         assert self.size is not None
         stride, last = self.stride or self.size, len(allowed) - self.size
         offsets = [min(move * stride, last) for move in range(-(-last // stride) + 1)]
-        updates = [self._updates_at(offset) for offset in offsets]
-        if self.wrap:
-            update %= sum(updates)
-        for offset, count in zip(offsets, updates, strict=True):
-            if update < count:
-                return allowed.start + offset
-            update -= count
-        return allowed.start + last
+        ends = [*itertools.accumulate(map(self._updates_at, offsets))]
+        moves = bisect.bisect_right(ends, update % ends[-1] if self.wrap else update)
+        return allowed.start + offsets[min(moves, len(offsets) - 1)]
 
     def _updates_at(self, offset: int) -> int:
         """Policy updates for which a window stays ``offset`` steps from the start of the range."""
@@ -229,33 +226,31 @@ class StepPolicyGradient(PolicyGradient):
 
         from burnish.diffusion.batches import AnnotatedSteps
 
-        shape, size = scored.trace.logprob.shape, roles.micro_batch_size
-        steps = scored.trace.steps()
+        shape, steps = scored.trace.logprob.shape, scored.trace.steps()
 
-        def logprobs(part: Steps) -> Tensor:  # of all of a state, and of each stream
-            step = self.step(part, roles.policy)
+        def logprobs(step: Transition, part: Steps) -> Tensor:  # of all of a state, and of each stream
             each = step.stream_logprobs(part.next_state, self.density, part.streams, part.stream_share)
             return torch.cat([step.logprob(part.next_state, self.density)[:, None], each], 1)
 
-        def mean(role: Role) -> Tensor:
-            return in_parts(lambda part: self.step(part, role).mean, steps, roles, kept=True)
+        def mean(step: Transition, part: Steps) -> Tensor:
+            return step.mean
 
         def difference() -> float:
-            probe = steps.select(slice(0, size))
-            return float((in_parts(logprobs, probe, roles)[:, 0] - probe.logprob).abs().max()) if len(probe) else 0.0
+            probe = steps.select(slice(0, roles.micro_batch_size))
+            return float((self.read(logprobs, probe, roles)[:, 0] - probe.logprob).abs().max()) if len(probe) else 0.0
 
         old_logprobs, metrics = self.old_logprobs(roles, difference)
         forward = old_logprobs == "recomputed" or self.rollout_correction is not None
         sampled = torch.cat([steps.logprob[:, None], steps.stream_logprob], 1)
-        found = in_parts(logprobs, steps, roles) if forward and len(steps) else sampled
+        found = self.read(logprobs, steps, roles) if forward and len(steps) else sampled
         own = found if old_logprobs == "recomputed" else sampled
         learner, old = found[:, 0], own[:, 1:] if steps.streams else own[:, 0]
         unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and (old_logprobs == "sampler" or not roles.on_policy)
-        old_mean = mean(roles.policy) if needed else unread
+        old_mean = self.read(mean, steps, roles, kept=True) if needed else unread
         with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
-            reference = mean(roles.reference) if self.kl_coef > 0 else unread
+            reference = self.read(mean, steps, roles, roles.reference, kept=True) if self.kl_coef > 0 else unread
         return AnnotatedSteps(
             scored=scored,
             old=old.reshape(*shape, *old.shape[1:]),
@@ -265,6 +260,26 @@ class StepPolicyGradient(PolicyGradient):
             old_logprobs=old_logprobs,
             metrics=metrics,
         )
+
+    def read(
+        self, value: Callable[[Transition, Steps], Tensor], steps: Steps, roles: FlowRoles, role: Role | None = None,
+        *, kept: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """A value of each step under a network, the policy by default: by micro-batches, without gradients.
+
+        All ranks get all of it, or each keeps what it made until it is learned: for what is as large as states.
+        """
+        import torch
+
+        size, home = roles.micro_batch_size, steps.state.device  # that of the networks, or the CPU
+        ranges = [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
+
+        def part(rows: range) -> Tensor:  # copied only for the time that it is on the device of the networks
+            some = steps.select(rows).to(roles.device)
+            return value(self.step(some, role or roles.policy), some).to(home)
+
+        with torch.no_grad():
+            return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
 
     def compute_advantages(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
         from burnish.diffusion.batches import StepBatch

@@ -260,16 +260,12 @@ class BranchGRPO(FlowGRPO):
         """[B] bool."""
         import torch
 
-        from burnish.rl.preference import select_best_worst
+        from burnish.rl.preference import select_best, select_best_worst
 
         scores, keep = scored.scores, torch.zeros(len(scored), dtype=torch.bool)
         if self.keep_leaves is not None:
-            keep[select_best_worst(scores.reward, scored.group, scores.missing, self.keep_leaves)] = True
-            return keep
-        parents: dict[tuple[int, int], list[int]] = {}
-        for row in (~scores.missing).nonzero().flatten().tolist():
-            parent = (int(scored.group[row]), int(scored.sample[row]) // self.branching)
-            parents.setdefault(parent, []).append(row)
-        for rows in parents.values():
-            keep[rows[int(scores.reward[rows].argmax())]] = True
-        return keep
+            rows = select_best_worst(scores.reward, scored.group, scores.missing, self.keep_leaves)
+        else:
+            parent = scored.group * (int(scored.sample.max()) + 1) + scored.sample // self.branching
+            rows = select_best(scores.reward, parent, scores.missing, 1)
+        return keep.index_fill(0, rows, True)

@@ -49,18 +49,13 @@ def read_adapter(folder: Path, option: str, networks: tuple[str, ...]) -> Adapte
     found = [(place / file, mark) for place, mark in places for file in (FILE, WEIGHTS) if (place / file).is_file()]
     if not found:
         raise UserError(f"{option} is {folder}, which has no {FILE} or {WEIGHTS}; give the folder of an adapter")
-    weights: dict[str, Tensor] = {}
-    alphas: set[float] = set()
-    rslora = False
-    for path, mark in found:
-        weights |= {f"{mark}{name}": value for name, value in read_weights(path, option).items()}
-        known, scaled = _scaling(path, option)
-        alphas |= set(known)
-        rslora = rslora or scaled
+    weights = {f"{mark}{name}": value for path, mark in found for name, value in read_weights(path, option).items()}
+    scalings = [_scaling(path, option) for path, _ in found]
+    alphas = {alpha for known, _ in scalings for alpha in known}
     if len(networks) == 1:
         weights = {name if name.startswith(f"{networks[0]}.") else f"{networks[0]}.{name}": value
                    for name, value in weights.items()}  # fmt: skip
-    return Adapter(weights, alphas.pop() if len(alphas) == 1 else None, rslora)
+    return Adapter(weights, alphas.pop() if len(alphas) == 1 else None, any(scaled for _, scaled in scalings))
 
 
 def check_adapter(folder: Path, options: LoraOptions, networks: tuple[str, ...]) -> Adapter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -14,23 +13,13 @@ if TYPE_CHECKING:
 
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
-    from burnish.types.batch import Gathered
     from burnish.types.prompt import Prompt
-    from burnish.types.rollout import Conditioning, Streams
+    from burnish.types.rollout import Requests, Streams
     from burnish.types.samples import Kind
     from burnish.utils.random import Part
     from burnish.utils.weights import Agreed
 
 Agree = Callable[[dict[str, int]], dict[str, int]]  # forwards of each network here -> those that every rank makes
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSize:
-    """The size of samples, and the number of steps to them."""
-
-    height: int | None = None  # in pixels; None takes the model's default
-    width: int | None = None
-    steps: int
 
 
 class FlowModel(Protocol):
@@ -81,40 +70,37 @@ class FlowModel(Protocol):
     def refuse_non_finite(self, agreed: Agreed = ...) -> None:
         """Refuse NaN or infinite weights of what is trained, once it is placed: UserError."""
 
-    def condition(
-        self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
-    ) -> Gathered[Conditioning]:
-        """What samples of prompts are drawn from, by reference: encoded once, however many samples use it.
+    def condition(self, prompts: Sequence[Prompt], **size: Any) -> Requests:
+        """What samples of prompts are drawn from.
 
         Args:
             prompts: one per row.
-            size: the size of samples.
-            check_cancelled: called before a prompt is encoded; what it raises ends the work.
+            size: height and width in pixels, and steps; see ``Requests``.
         """
 
-    def start(self, conditioning: Gathered[Conditioning], size: SampleSize, keys: Sequence[tuple[Part, ...]]) -> Tensor:
+    def start(self, conditioning: Requests, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.
 
         Raises:
             UserError: the model doesn't support the size.
         """
 
-    def noised(self, conditioning: Gathered[Conditioning]) -> Tensor | None:
-        """Which elements of a state are noised, [B, ...] bool: the others have no effect, such as those of a fixed
-        first frame. None where all are."""
+    def noised(self, conditioning: Requests) -> Tensor | None:
+        """Which elements of states reach the networks, [B, ...] bool: the others have no effect, such as those of a
+        fixed first frame. None where all do."""
 
-    def streams(self, conditioning: Gathered[Conditioning]) -> Streams:
+    def streams(self, conditioning: Requests) -> Streams:
         """Name (video or audio) and elements of each stream of a state; nothing where it has a single one, or none that
         what is drawn could tell apart."""
 
-    def schedule(self, conditioning: Gathered[Conditioning], size: SampleSize) -> Tensor:
+    def schedule(self, conditioning: Requests) -> Tensor:
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""
 
-    def visitors(self, conditioning: Gathered[Conditioning], times: Sequence[float]) -> list[frozenset[str]]:
+    def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         """Which networks that rest in CPU memory come to the device for a step at each of these times, by name."""
 
     def predict(
-        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning,
+        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
         """The velocity that ``network`` predicts, with guidance.
@@ -131,20 +117,20 @@ class FlowModel(Protocol):
             [M, ...] float32.
         """
 
-    def verify(self, conditioning: Gathered[Conditioning], *, guidance: float) -> None:
+    def verify(self, conditioning: Requests, *, guidance: float) -> None:
         """Compare what is made of the model with its pipeline's own run, once.
 
         Raises:
             UserError: they differ.
         """
 
-    def decode(self, latents: Tensor, conditioning: Conditioning) -> list[Any]:
+    def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
         """Samples of final states [B, ...]: images uint8 [H, W, 3], clips or sounds; non-finite ones are marked."""
 
-    def decode_tensor(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
+    def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
         """Images [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
 
-    def encode_images(self, images: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
+    def encode_images(self, images: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
         """Final states [B, ...] of images uint8 [H, W, 3] of one size, or of clips uint8 [F, H, W, 3], without
         gradients: the VAE's means.
 

@@ -106,7 +106,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
             velocity = finished(again, lambda calls: [_answer(call, left, tolerance) for call in calls])  # noqa: B023
         if velocity is not None and _close(velocity, expected, tolerance):
             continue
-        if k == 0 and len(steps) > 1 and model._mask(request) is not None:
+        if k == 0 and len(steps) > 1 and model.noised(request) is not None:
             continue  # what a pipeline keeps of an image may be noise until then
         if run.rows > 1:
             raise Unsupported(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -145,8 +146,29 @@ class Forwards:
         return Call(network, [leaf for _, leaf in leaves], rowed, types, tree, rows, size)
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
-        """The output of a network, in float32."""
-        output = self._output(network, call)
+        """The output of a network, in float32.
+
+        It runs as diffusers runs it where its weights rest in less than float32, if its arguments fit when it is first
+        called; else under autocast.
+        """
+        output: Any = None
+        context: AbstractContextManager[Any] = nullcontext()
+        if self._compute != torch.float32 and isinstance(network, nn.Module):
+            known = self._published.get(network)
+            if known or (known is None and _rests(network)):
+                try:
+                    pairs = zip(call.leaves, call.types, strict=True)
+                    published = [leaf if dtype is None else _cast(leaf, dtype) for leaf, dtype in pairs]
+                    output = network(**tree_unflatten(published, call.tree))
+                except RuntimeError:
+                    if known:
+                        raise
+            self._published[network] = output is not None
+            # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+            context = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
+        if output is None:
+            with context:
+                output = network(**call.arguments)
         if not tensors_in(output):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = _cast(output, torch.float32)
@@ -155,27 +177,6 @@ class Forwards:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
             self._known[call.size] = zeros, call.rows
         return output
-
-    def _output(self, network: Callable[..., Any], call: Call) -> Any:
-        """By the network as diffusers runs it where its weights rest in less than float32, if its arguments fit when it
-        is first called; else under autocast."""
-        if self._compute == torch.float32 or not isinstance(network, nn.Module):
-            return network(**call.arguments)
-        known = self._published.get(network)
-        if known or (known is None and _rests(network)):
-            try:
-                pairs = zip(call.leaves, call.types, strict=True)
-                published = [leaf if dtype is None else _cast(leaf, dtype) for leaf, dtype in pairs]
-                output = network(**tree_unflatten(published, call.tree))
-                self._published[network] = True
-                return output
-            except RuntimeError:
-                if known:
-                    raise
-        self._published[network] = False
-        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        with torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False):
-            return network(**call.arguments)
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
-from burnish.diffusion.pipeline.base import Agree, SampleSize
+from burnish.diffusion.pipeline.base import Agree
 from burnish.diffusion.pipeline.checks import TOGETHER, check_samples, check_steps
 from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
@@ -32,15 +32,13 @@ from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alik
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
-    EncoderRun,
     EncodersDone,
     PipelineRun,
     RecordedRun,
     Runner,
 )
-from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
+from burnish.diffusion.pipeline.schedules import Unsupported, check_scheduler
 from burnish.registry import register
-from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests, Streams
 from burnish.utils import random
@@ -161,18 +159,11 @@ class PipelineModel(LoadedPipeline):
             if isinstance(module, nn.Linear) and any(name == outer or name.startswith(f"{outer}.") for outer in inside)
         ]  # fmt: skip
 
-    def condition(
-        self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
-    ) -> Gathered[Requests]:
-        unique = {prompt.uid: prompt for prompt in prompts}
-        row = {uid: i for i, uid in enumerate(unique)}
-        table = Requests(prompts=list(unique.values()), height=size.height, width=size.width, steps=size.steps)
-        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts]))
+    def condition(self, prompts: Sequence[Prompt], **size: Any) -> Requests:
+        return Requests(prompts=list(prompts), **size)
 
-    def start(
-        self, conditioning: Gathered[Requests], size: SampleSize, keys: Sequence[tuple[random.Part, ...]]
-    ) -> Tensor:
-        requests = conditioning.rows().each()
+    def start(self, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]]) -> Tensor:
+        requests = conditioning.each()
         return torch.stack(
             [self.initial_latents(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)]
         )
@@ -214,19 +205,16 @@ class PipelineModel(LoadedPipeline):
         shape = self.initial_latents(request, 0).shape
         return LatentLayout.of(lambda x, decode: self.output(request, x, decode), shape, self.device)
 
-    def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
-        return self._mask(conditioning.rows())
+    def schedule(self, conditioning: Requests) -> Tensor:
+        return self.program(conditioning.select([0]), self.rollout.guidance_scale).table.times
 
-    def streams(self, conditioning: Gathered[Requests]) -> Streams:
-        return self.program(conditioning.select([0]).rows(), self.rollout.guidance_scale).streams(SOUNDS)
+    def streams(self, conditioning: Requests) -> Streams:
+        return self.program(conditioning.select([0]), self.rollout.guidance_scale).streams(SOUNDS)
 
-    def schedule(self, conditioning: Gathered[Requests], size: SampleSize) -> Tensor:
-        return self.table(conditioning.select([0]).rows()).times
-
-    def visitors(self, conditioning: Gathered[Requests], times: Sequence[float]) -> list[frozenset[str]]:
+    def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         if not (self.away and self.experts):
             return [frozenset()] * len(times)
-        program = self.program(conditioning.select([0]).rows(), self.rollout.guidance_scale)
+        program = self.program(conditioning.select([0]), self.rollout.guidance_scale)
         steps = [program.steps[program.before(time)] for time in times]
         return [
             frozenset(call.network for call in step.calls if call.network in self.experts) if step else frozenset()
@@ -245,7 +233,7 @@ class PipelineModel(LoadedPipeline):
         velocity = torch.cat(
             self.forwards.answered(networks, computed, agree, self.names, shares=self.shares, order=order)
         )
-        mask = self._mask(conditioning)
+        mask = self.noised(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
 
     def _velocity(
@@ -262,8 +250,8 @@ class PipelineModel(LoadedPipeline):
             program = self.program(request, guidance, time, partial(program.table.placed, k=k, time=time))
         return (yield from program.velocity(self._run.scheduler, x, time, k))
 
-    def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
-        row = conditioning.select([0]).rows()
+    def verify(self, conditioning: Requests, *, guidance: float) -> None:
+        row = conditioning.select([0])
         # not the job's own steps where they are fewer: with one of them, nothing would be compared
         full = replace(row, steps=max(row.steps, self.rollout.num_inference_steps))
         way = full.height, full.width, full.steps, guidance > 1
@@ -320,7 +308,7 @@ class PipelineModel(LoadedPipeline):
         tape = self._tape(request, guidance)
         if len(tape) < count:
             with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
-                self.run(request, guidance, EncoderRun(self.forwards, count))
+                self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
@@ -334,10 +322,6 @@ class PipelineModel(LoadedPipeline):
         with torch.no_grad(), explained(self.class_name):
             x = program.begin(seed)
         return x[0].float() / program.table.scale(float(program.table.times[0]))
-
-    def table(self, request: Requests) -> NoiseSchedule:
-        """The pipeline's own schedule."""
-        return self.program(request, self.rollout.guidance_scale).table
 
     def output(self, request: Requests, x: Tensor, decode: Callable[..., Any] | None = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
@@ -362,9 +346,8 @@ class PipelineModel(LoadedPipeline):
         run = PipelineRun(self.forwards, parts, end=end, count=len(program.steps), decode=decode)
         return self.run(request, self.rollout.guidance_scale, run)
 
-    def _mask(self, requests: Requests) -> Tensor | None:
-        """The elements of states that reach the networks, [B, ...] bool; None if all do."""
-        found = [self._masks.get(self.key(one), partial(self._reached, one)) for one in requests.each()]
+    def noised(self, conditioning: Requests) -> Tensor | None:
+        found = [self._masks.get(self.key(one), partial(self._reached, one)) for one in conditioning.each()]
         some = next((mask for mask in found if mask is not None), None)
         return None if some is None else torch.stack([torch.ones_like(some) if one is None else one for one in found])
 

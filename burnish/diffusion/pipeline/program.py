@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,41 +35,38 @@ class Value:
 
 
 @dataclass(eq=False, slots=True)
-class Operation:
-    """On tensors. One without outputs reads a number, and says what it was."""
+class Recorded:
+    """What makes values of others."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: Any  # with values in the place of tensors
     outputs: list[int]
-    writes: bool = False
-    read: Any = None
-    drawn: Tensor | None = None  # noise
+    writes: bool = field(default=False, kw_only=True)
+    drawn: Tensor | None = field(default=None, kw_only=True)  # noise
     inputs: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inputs = list(numbers_in((self.args, self.kwargs)))
+        self.inputs = list(numbers_in(self.arguments))
+
+
+@dataclass(eq=False, slots=True)
+class Operation(Recorded):
+    """On tensors. One without outputs reads a number, and says what it was."""
+
+    function: Callable[..., Any]
+    read: Any = None
 
     @property
     def parts(self) -> Any:
         """What is the same in another recording of the same."""
-        return self.function, self.args, self.kwargs, self.outputs, self.writes, self.read
+        return self.function, self.arguments, self.outputs, self.writes, self.read
 
 
 @dataclass(eq=False, slots=True)
-class NetworkCall:
+class NetworkCall(Recorded):
     """Of a network, or of another part that is answered from outside."""
-
-    writes: ClassVar[bool] = False
-    drawn: ClassVar[Tensor | None] = None
 
     call: Call  # with values in the place of tensors
     alone: set[int]  # values of arguments that have no rows
-    outputs: list[int] = field(default_factory=list)
-    inputs: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.inputs = list(numbers_in(self.call.leaves))
 
     @property
     def network(self) -> str:
@@ -218,8 +215,9 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
     if one.drawn is not None and generator is None:
         values[one.outputs[0]] = one.drawn.clone()
         return
-    args = [_own(arg, values, generator) for arg in one.args]
-    out = one.function(*args, **{name: _own(arg, values, generator) for name, arg in one.kwargs.items()})
+    args, named = one.arguments
+    given = [_own(arg, values, generator) for arg in args]
+    out = one.function(*given, **{name: _own(arg, values, generator) for name, arg in named.items()})
     if one.outputs:
         values |= zip(one.outputs, tensors_in(out), strict=True)
     elif out != one.read:

@@ -8,7 +8,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,7 @@ class EncoderCache:
                 nonlocal count, inside
                 if inside:  # called by another recorded function
                     return function(*args, **kwargs)
-                with run.paused():
+                with nullcontext() if run.trace is None else run.trace.paused():
                     if count == len(self._results):
                         inside = True
                         try:
@@ -172,7 +172,7 @@ class Runner:
         own |= {name: decoder(name, part) for name, part in self._decoders.items()}
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         try:
-            with torch.random.fork_rng(devices=[]), run.entered():
+            with torch.random.fork_rng(devices=[]), run.trace or nullcontext():
                 torch.default_generator.manual_seed(tape.seed)
                 return self._call(clone, **arguments, generator=torch.Generator().manual_seed(tape.seed))
         finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
@@ -254,17 +254,23 @@ class Step(NamedTuple):
     following: Tensor  # the next state
 
 
+class EncodersDone(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
+
+
 class PipelineRun:
     """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
 
+    trace: Trace | None = None  # what records it
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
     def __init__(
         self, forwards: Forwards, parts: Collection[str] = (), *, end: Sequence[Tensor] = (),
-        count: int = 0, decode: Callable[..., Any] | None = None,
+        count: int = 0, decode: Callable[..., Any] | None = None, encoded: int = 0,
     ) -> None:  # fmt: skip
-        """Args: ``end``: the states [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
-        self.forwards = forwards
+        """Args: ``end``: the states [1, ...] after the last one of ``count`` steps, which ``decode`` may be given;
+        ``encoded``: results of encoders after which it ends, if it does."""
+        self.forwards, self._left = forwards, encoded
         self._parts, self._end, self._count, self._decode = parts, end, count, decode
         self.streams: dict[Any, list[Step]] = {}  # by their schedulers, in the order of their first steps
         self.scheduler: Any = None
@@ -281,16 +287,11 @@ class PipelineRun:
             raise Unsupported("it steps several schedulers in an iteration, whose times differ")
         return list(zip(*streams, strict=True))
 
-    def entered(self) -> AbstractContextManager[Any]:
-        """To be entered while the pipeline runs."""
-        return nullcontext()
-
-    def paused(self) -> AbstractContextManager[Any]:
-        """To be entered while its encoders do."""
-        return nullcontext()
-
     def answered(self, result: Any) -> Any:
         """What an encoder gave."""
+        self._left -= 1
+        if not self._left:
+            raise EncodersDone
         return result
 
     def placed(self, scheduler: Any) -> None:
@@ -331,24 +332,6 @@ class PipelineRun:
         return max((len(step.state) for stream in self.streams.values() for step in stream), default=1)
 
 
-class EncodersDone(BaseException):
-    """All that a run was for; not an Exception, which pipelines may catch."""
-
-
-class EncoderRun(PipelineRun):
-    """Ends with the last of so many results of encoders."""
-
-    def __init__(self, forwards: Forwards, count: int) -> None:
-        super().__init__(forwards)
-        self._left = count
-
-    def answered(self, result: Any) -> Any:
-        self._left -= 1
-        if not self._left:
-            raise EncodersDone
-        return result
-
-
 class RecordedRun(PipelineRun):
     """A run that is recorded."""
 
@@ -359,18 +342,13 @@ class RecordedRun(PipelineRun):
     ) -> None:
         """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas."""
         super().__init__(forwards)
-        self.trace, self._tables = Trace(device), tables
+        self.trace: Trace = Trace(device)
+        self._tables = tables
         self.first: dict[Any, Tensor] = {}  # states of streams
         self.ends: list[int] = []  # by iteration, the entry that comes after its last step
         self.answers = 0  # of encoders
         self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
         self.generic = True  # whether nothing else tells prompts apart
-
-    def entered(self) -> AbstractContextManager[Any]:
-        return self.trace
-
-    def paused(self) -> AbstractContextManager[Any]:
-        return self.trace.paused()
 
     def answered(self, result: Any) -> Any:
         self.answers += 1

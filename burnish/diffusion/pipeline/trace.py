@@ -66,7 +66,7 @@ class Trace(TorchDispatchMode):
         if self._copies and (copy := self._copies.get(_storage(leaf))) is not None:
             args = Value(copy), list(leaf.shape), list(leaf.stride()), leaf.storage_offset()
             number = self.leaf(leaf, made=len(self.entries))
-            self.entries.append(Operation(aten.as_strided.default, args, {}, [number]))
+            self.entries.append(Operation((args, {}), [number], aten.as_strided.default))
             return Value(number)
         return leaf
 
@@ -102,7 +102,7 @@ class Trace(TorchDispatchMode):
         if written is not None and isinstance(self.value(written), Tensor):
             self._copy(written)
         given, named = tree_map(self.value, (args, kwargs))
-        entry = Operation(func, tuple(given), named, [], writes=written is not None)
+        entry = Operation((tuple(given), named), [], func, writes=written is not None)
         out = func(*args, **kwargs)
         if drawn:
             entry.drawn = out.clone()  # it may be written to
@@ -133,7 +133,7 @@ class Trace(TorchDispatchMode):
         out = to_device(one, self.device)
         if isinstance(value := self.value(one), Value):
             number = self.leaf(out, varies=self.varies(one), made=len(self.entries))
-            self.entries.append(Operation(to_device, (value, self.device), {}, [number]))
+            self.entries.append(Operation(((value, self.device), {}), [number], to_device))
         return out
 
     def _beside(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ class Trace(TorchDispatchMode):
         count = written.untyped_storage().nbytes() // written.itemsize
         whole = written.as_strided((count,), (1,), 0)
         self._copies[_storage(written)] = copy = self.leaf(whole, made=len(self.entries))
-        self.entries.append(Operation(aten.clone.default, (whole.clone(),), {}, [copy], writes=True))
+        self.entries.append(Operation(((whole.clone(),), {}), [copy], aten.clone.default, writes=True))
 
     def call(self, call: Call, answer: Callable[[], Any]) -> Any:
         """A call of a network whose output is made up."""
@@ -157,7 +157,7 @@ class Trace(TorchDispatchMode):
             value for value, leaf, rowed in zip(leaves, call.leaves, call.rowed, strict=True)
             if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)
         ]  # fmt: skip
-        entry = NetworkCall(call._replace(leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
+        entry = NetworkCall(leaves, [], call._replace(leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
         with self.paused():
             output = answer()
         entry.outputs = [self.leaf(tensor, varies=True, made=len(self.entries)) for tensor in tensors_in(output)]
