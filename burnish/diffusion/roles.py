@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
+from burnish.training.tensor_parallel import styles_of
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
@@ -55,6 +56,11 @@ class NetworkRole:
         with self.around(), self.active() as network:
             predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
+
+
+def _parts(network: nn.Module) -> Iterable[nn.Module]:
+    """The networks that one module holds."""
+    return network.children() if isinstance(network, Networks) else [network]
 
 
 class FlowRoles(TrainedRoles):
@@ -163,11 +169,11 @@ class FlowRoles(TrainedRoles):
         return self.lora is not None or self.needs.reference
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
-        return [
-            block
-            for one in (network.children() if isinstance(network, Networks) else [network])
-            for block in blocks_of(one)
-        ]
+        return [block for one in _parts(network) for block in blocks_of(one)]
+
+    def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
+        parts = [styles_of(one, getattr(one, "_tp_plan", None)) for one in _parts(network)]
+        return {module: style for styles in parts for module, style in styles.items()}
 
     @contextmanager
     def sampling(self, name: str, *, merge: bool) -> Iterator[NetworkRole]:

@@ -95,7 +95,7 @@ class LanguageAssembly(Assembly):
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
         if (size := self.config.sharding.expert_parallel) > 1:
-            check_experts(outline.layers(outline.network), size)
+            check_experts(outline.layers(outline.network), size, f"sharding.expert_parallel is {size}")
 
     @cached_property
     def engine(self) -> ResponseEngine:

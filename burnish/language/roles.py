@@ -36,6 +36,7 @@ from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
+from burnish.training.tensor_parallel import styles_of
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
@@ -99,6 +100,8 @@ class LanguageRoles(TrainedRoles):
         if ranks.context.size > 1:
             self.model.require_split()
         super().shard(ranks, options)
+        if self.balance is not None:
+            self.balance.coef /= options.tensor_parallel  # each rank of a tensor group has the same loss
 
     def _freeze(self, patterns: Sequence[str]) -> None:
         """Take parts out of training, in the policy and in the critic's trunk.
@@ -184,6 +187,10 @@ class LanguageRoles(TrainedRoles):
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         # layers of a vision tower are no blocks: a rank without images does not run them
         return list(self.model.layers(network))
+
+    def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
+        decoder = self.model.text(network)
+        return styles_of(decoder, decoder.tp_plan)
 
     def _called_with(self, name: str) -> list[nn.Module]:
         heads = ((self.reward_head, "policy"), (self.value_head, self.network_of(self.valued)))
