@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COLUMNS, ROWS = "colwise", "rowwise"
 FULL = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "moe_tp_experts")  # nothing of its own is split
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Several matrices in one, each of which is split."""
+
+    kind: str
+    sizes: tuple[int, ...]  # columns or rows of each
+
+
+def _kind(style: Any) -> Any:
+    return style.kind if isinstance(style, Fused) else style
+
+
+def _sizes(style: Any, layer: Any) -> tuple[int, ...]:
+    """Outputs of a column-wise layer, or inputs of a row-wise one; those of each part of a fused one."""
+    if isinstance(style, Fused):
+        return style.sizes
+    return (layer.out_features if style == COLUMNS else layer.in_features,)
 
 
 def styles_of(network: nn.Module, plan: Mapping[str, Any] | None) -> dict[nn.Module, Any]:
@@ -57,18 +77,17 @@ def check_plan(blocks: Sequence[nn.Module], styles: Mapping[nn.Module, Any], siz
             if style is None or style in FULL or module in held:
                 continue
             base: Any = getattr(module, "base_layer", module)
-            if style not in (COLUMNS, ROWS) or not isinstance(base, nn.Linear):
-                kind = style if isinstance(style, str) else type(style).__name__
+            if _kind(style) not in (COLUMNS, ROWS) or not isinstance(base, nn.Linear):
                 raise UserError(
-                    f"{option}, but the library's plan splits {name} of {type(block).__name__} as {kind}, which is not "
-                    "supported; set it to 1"
+                    f"{option}, but the library's plan splits {name} of {type(block).__name__} as {style}, which is "
+                    "not supported; set it to 1"
                 )
-            count = base.out_features if style == COLUMNS else base.in_features
+            first, *more = _sizes(style, base)
             parent: Any = block.get_submodule(name.rpartition(".")[0])
             # transformers and diffusers; a head stays on one rank
-            whole = getattr(parent, "head_dim", count // getattr(parent, "heads", count))
-            if count % (size * whole):
-                raise UserError(f"{option}, which does not divide the {count // whole} heads or features of {name}")
+            whole = getattr(parent, "head_dim", first // getattr(parent, "heads", first))
+            if any(count % size for count in (first // whole, *more)):
+                raise UserError(f"{option}, which does not divide the {first // whole} heads or features of {name}")
             split += 1
     if not split:
         raise UserError(f"{option}, but the library has no plan of how to split this network; set it to 1")
@@ -82,27 +101,29 @@ class TensorSplit:
         self.mesh, self.styles = mesh, styles
         self.group, self.size = mesh.get_group("tensor"), mesh["tensor"].size()
         self._within = False  # whether a module runs with slices
-        self._axes: dict[nn.Module, int] = {}  # of the modules of blocks: see ``axes``
+        self._split: dict[nn.Module, tuple[int, tuple[int, ...]]] = {}  # of the modules of blocks: see ``_slices``
 
-    def axes(self, block: nn.Module) -> dict[nn.Module, int]:
-        """The axis that the weights of modules are split along; of adapters those that meet the split side."""
-        found = {module: 0 for stack in stacks_in(block) for module in stack.modules()}
+    def _slices(self, block: nn.Module) -> dict[nn.Module, tuple[int, tuple[int, ...]]]:
+        """The axis that weights of modules are split along, and sizes of their parts; of adapters, what meets it."""
+        found: dict[nn.Module, Any] = {module: (0, ()) for stack in stacks_in(block) for module in stack.modules()}
         for layer in block.modules():
-            if (style := self.styles.get(layer)) in (COLUMNS, ROWS) and layer not in found:
-                adapters: Any = getattr(layer, "lora_B" if style == COLUMNS else "lora_A", {})
-                axis = 0 if style == COLUMNS else 1
-                found |= dict.fromkeys([getattr(layer, "base_layer", layer), *adapters.values()], axis)
+            if (kind := _kind(style := self.styles.get(layer))) in (COLUMNS, ROWS) and layer not in found:
+                base: Any = getattr(layer, "base_layer", layer)
+                adapters: Any = getattr(layer, "lora_B" if kind == COLUMNS else "lora_A", {})
+                found |= dict.fromkeys([base, *adapters.values()], (int(kind == ROWS), _sizes(style, base)))
         return found
 
     def placed(self, block: nn.Module) -> Callable[[nn.Module, Tensor], Tensor]:
         """Has a weight of a module lie on the ranks of the group as slices, or in full; no communication."""
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        axes = self.axes(block)
+        slices = self._slices(block)
 
         def place(module: nn.Module, weight: Tensor) -> Tensor:
-            axis = axes.get(module)
-            where = Replicate() if axis is None or weight.ndim == 1 else Shard(axis)
+            axis, sizes = slices.get(module, (0, ()))
+            axis = 0 if len(sizes) > 1 else axis  # of parts no rank has one slice: it is cut where the layer runs
+            split = module in slices and weight.ndim > 1 and weight.shape[axis] % self.size == 0
+            where = Shard(axis) if split else Replicate()
             return distribute_tensor(weight, self.mesh["tensor"], [where], src_data_rank=None)
 
         return place
@@ -125,9 +146,9 @@ class TensorSplit:
 
         Modules that own weights do so, not the block: activations may be computed again within that.
         """
-        self._axes |= self.axes(block)
+        self._split |= self._slices(block)
         for layer in block.modules():
-            if self.styles.get(layer) == ROWS:
+            if _kind(self.styles.get(layer)) == ROWS:
                 layer.forward = partial(self._rows, layer.forward)
         for stack in stacks_in(block):
             stack.forward = partial(self._experts, stack, stack.forward)
@@ -136,8 +157,6 @@ class TensorSplit:
 
     def _run(self, modules: Sequence[nn.Module], own: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """A module with this rank's slices in place of its weights, unless this rank has gathered all of them."""
-        from torch.distributed.tensor import Partial
-
         held = [(module, name, weight) for module in modules for name, weight in module._parameters.items()]
         sliced: list[Any] = [one for one in held if is_sharded(one[2])]
         if not sliced:
@@ -145,21 +164,26 @@ class TensorSplit:
         self._within = True
         try:
             for module, name, weight in sliced:
-                (where,) = weight.placements
-                local = weight.to_local(grad_placements=[Partial() if where.is_replicate() else where])
-                module._parameters[name] = self._bias(module, local) if name == "bias" else local
+                module._parameters[name] = self._slice(module, name, weight)
             return own(*args, **kwargs)
         finally:
             self._within = False
             for module, name, weight in sliced:
                 module._parameters[name] = weight
 
-    def _bias(self, module: nn.Module, bias: Tensor) -> Tensor:
-        """What this rank adds of a bias: that of its columns, or an equal share where it adds to the sum of rows."""
-        axis = self._axes.get(module)
-        if axis is None or bias.ndim > 1:
-            return bias
-        return bias.chunk(self.size)[dist.get_rank(self.group)] if axis == 0 else bias / self.size
+    def _slice(self, module: nn.Module, name: str, weight: Any) -> Tensor:
+        """What this rank computes with of a weight: a slice, all of it, or of a bias of rows an equal share."""
+        from torch.distributed.tensor import Partial, Replicate
+
+        axis, sizes = self._split.get(module, (0, ()))
+        if weight.placements[0].is_shard() and len(sizes) < 2:
+            local: Tensor = weight.to_local()
+            return local
+        full: Tensor = weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        if full.ndim == 1 and axis:
+            return full / self.size
+        rank, own = dist.get_rank(self.group), full.split(list(sizes), axis) if sizes else ()
+        return torch.cat([part.chunk(self.size, axis)[rank] for part in own], axis) if own else full
 
     def _rows(self, own: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         made = own(*args, **kwargs)

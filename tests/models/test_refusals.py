@@ -48,7 +48,7 @@ OPTIONS = {
     ),
     # ranks that hold slices of layers
     "layers without a plan": ("qwen3_vl", [*RAY, "sharding.tensor_parallel=2"], ["is 2, but the library has no plan"]),
-    "fused projections": ("flux", [*RAY, "sharding.tensor_parallel=2"], ["proj_out", "PackedRowwiseParallel"]),
+    "a generator without a plan": ("sd3", [*RAY, "sharding.tensor_parallel=2"], ["the library has no plan"]),
     "fewer key-value heads than ranks": (
         "llama", [*SHARED, "pools.train.processes=4", "sharding.tensor_parallel=4"], ["is 4", "k_proj"],
     ),

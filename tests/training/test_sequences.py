@@ -106,7 +106,8 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
     *seldom(
         ("language", "qwen2_5_vl", SHARED, 2, TENSOR), ("language", "qwen2_5_vl", SFT, 4, TENSOR),
         ("language", "qwen3_omni_moe_thinker", SFT, 2, TENSOR), ("generators", "qwen-image", IMAGES, 2, TENSOR),
-        ("language", "deepseek_v3", SFT, 4, "tensor_parallel=4"),
+        ("language", "deepseek_v3", SFT, 4, "tensor_parallel=4"), ("generators", "flux", [*IMAGES, LORA], 2, TENSOR),
+        ("generators", "flux2", IMAGES, 4, TENSOR),
         ("generators", "qwen-image", [*IMAGES, LORA], 4, TENSOR), ("language", "qwen3_vl_moe", [*SFT, LORA], 2, TENSOR),
         ("language", "qwen2_5_vl", SHARED, 4, TWO), ("language", "qwen3_vl_moe", SFT, 4, "context_parallel=4"),
         ("language", "qwen3_omni_moe_thinker", SFT, 4, TWO), ("language", "qwen3_vl", SHARED, 3, "context_parallel=3"),
