@@ -39,7 +39,7 @@ def layouts(config: RunConfig) -> list[dict[str, Any]]:
         return [{}]
     adapters = config.model.lora is not None
     alone = [1] if adapters and options.context_parallel == 1 and not options.offload else []
-    uneven = pool.processes > options.expert_parallel and pool.processes % options.expert_parallel
+    uneven = pool.processes > options.parts and pool.processes % options.parts
     machine = pool.processes if pool.nodes > 1 and not uneven else None
     sizes = [*alone, *dict.fromkeys((machine, None))] if options.shard_size == AUTO else [options.shard_size]
     stages = ([3] if adapters or options.offload else [1, 2, 3]) if options.zero_stage == AUTO else [options.zero_stage]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
+from burnish.training.tensor_parallel import COLUMNS, ROWS, Fused, styles_of
 from burnish.types.rollout import Prompt, Requests
 from burnish.utils.errors import UserError
 
@@ -72,6 +73,27 @@ class StreamOf:
         if (name, guidance) not in self.found:
             self.found[name, guidance] = role(self.states, time, conditioning, guidance=guidance)
         return self.found[name, guidance][:, self.columns]
+
+
+def _parts(network: nn.Module) -> Iterable[nn.Module]:
+    """The networks that one module holds."""
+    return network.children() if isinstance(network, Networks) else [network]
+
+
+PACKED = {  # styles of diffusers, and where a layer has the ratio of the sizes of its parts, and their sum
+    "PackedColwiseParallel": (COLUMNS, "_tp_packed_col_blocks", "out_features"),
+    "PackedRowwiseParallel": (ROWS, "_tp_packed_row_blocks", "in_features"),
+}
+
+
+def _style(style: Any, layer: nn.Module) -> Any:
+    """How a layer is split, from diffusers' plan."""
+    if type(style).__name__ not in PACKED:
+        return style
+    kind, ratio, count = PACKED[type(style).__name__]
+    base: Any = getattr(layer, "base_layer", layer)
+    parts = style.blocks or getattr(base, ratio)
+    return Fused(kind, tuple(getattr(base, count) * part // sum(parts) for part in parts))
 
 
 class FlowRoles(TrainedRoles):
@@ -191,11 +213,11 @@ class FlowRoles(TrainedRoles):
         return self.lora is not None or self.needs.reference
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
-        return [
-            block
-            for one in (network.children() if isinstance(network, Networks) else [network])
-            for block in blocks_of(one)
-        ]
+        return [block for one in _parts(network) for block in blocks_of(one)]
+
+    def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
+        parts = [styles_of(one, getattr(one, "_tp_plan", None)) for one in _parts(network)]
+        return {module: _style(style, module) for styles in parts for module, style in styles.items()}
 
     @contextmanager
     def sampling(self, name: str, *, merge: bool) -> Iterator[NetworkRole]:

@@ -33,8 +33,8 @@ from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation
 from burnish.language.model.base import Positions
 from burnish.language.model.chat import check_messages
 from burnish.language.model.loading import (
+    check_mixture,
     check_readable,
-    check_router_loss,
     check_split,
     load_language_model,
     load_outline,
@@ -94,7 +94,7 @@ class LanguageAssembly(Assembly):
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
         if (size := self.config.sharding.expert_parallel) > 1:
-            check_experts(outline.layers(outline.network), size)
+            check_experts(outline.layers(outline.network), size, f"sharding.expert_parallel is {size}")
 
     @cached_property
     def engine(self) -> ResponseEngine:
@@ -269,7 +269,10 @@ class LanguageAssembly(Assembly):
         every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of([*self.responses, *self.imitated]))
         if config.environment is not None:
             config.environment.check()
-        check_router_loss(config.model)
+        if coef := config.model.router_aux_loss_coef:
+            check_mixture(config.model, f"model.router_aux_loss_coef is {coef:g}")
+        if config.rollout.router_replay:
+            check_mixture(config.model, "rollout.router_replay is true")
         if config.sharding.context_parallel > 1:
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
@@ -335,6 +338,12 @@ class LanguageAssembly(Assembly):
     def check(self) -> None:
         super().check()
         model = self.roles.model
+        known = model.capabilities
+        if self.config.rollout.router_replay and not (known.fast and known.packed):
+            raise UserError(
+                f"rollout.router_replay is true, but responses of {type(model.network).__name__} are not decoded by "
+                "Burnish's own layers, whose choices alone are recorded; remove it"
+            )
         self._check_room(Positions(model.max_positions, model.position_limit))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {

@@ -7,6 +7,7 @@ gives other numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial as bind
 from itertools import accumulate, groupby
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
 from burnish.language.model.forwards import Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
+from burnish.language.routing import Routers
 from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass
@@ -41,6 +43,7 @@ def decode(
     turn: Turn | None = None,
     fused: list[Layers] | None = None,
     partial: Sequence[PartialResponse] = (),
+    routers: Routers | None = None,
 ) -> Completion:
     """Sample one response per row.
 
@@ -62,6 +65,7 @@ def decode(
         turn: which conversations the rows are, so that one computes what was said since its last turn alone.
         fused: what the first of several calls with the same weights keeps for the others.
         partial: [B] what there is of the responses, which is read with their prompts; nothing if none are given.
+        routers: of the network, whose choices are recorded; only where Burnish's own layers decode.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
@@ -74,7 +78,9 @@ def decode(
         if rows.waiting:
             known = model.capabilities
             if known.fast and (not known.packed or model.packs(rows.prompts.features)):
-                FastDecoder(model, network, rows, batch_size, turn, [] if fused is None else fused).run(check_cancelled)
+                FastDecoder(model, network, rows, batch_size, turn, [] if fused is None else fused, routers).run(
+                    check_cancelled
+                )
             else:
                 decode_by_class(model, network, rows, batch_size, check_cancelled)
     return rows.completion()
@@ -109,9 +115,10 @@ class FastDecoder:
 
     def __init__(
         self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int, turn: Turn | None,
-        fused: list[Layers],
+        fused: list[Layers], routers: Routers | None = None,
     ) -> None:  # fmt: skip
         """See ``decode``."""
+        self.routers = routers
         self.model, self.network, self.rows, self.prompts, self.turn = model, network, rows, rows.prompts, turn
         self.device = rows.device
         self.head = model.head(network)
@@ -163,7 +170,12 @@ class FastDecoder:
 
     def _step(self) -> None:
         rotation = self.rotations.index_select(0, self.live.position)
-        self.states[: self.live.size] = self.layers.step(self.embedding(self.live.token), rotation, self.cache)
+        step = bind(self.layers.step, self.embedding(self.live.token), rotation, self.cache)
+        if self.routers is None:
+            self.states[: self.live.size] = step()
+            return
+        self.states[: self.live.size], experts = self.routers.recorded(step)
+        self.rows.routed(self.live, torch.stack(experts, 1))
 
     def _admit(self, waiting: list[int]) -> list[int]:
         """Have rows decoded for which there is room, with the states that predict their first tokens; the others.
@@ -255,10 +267,26 @@ class FastDecoder:
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
         last = torch.tensor(rest, device=self.device).cumsum(0) - 1
-        x, cached = self.layers.prefill(embedded.tokens, positions, plan, embedded.slots, embedded.deep, last, before)
+        prefill = bind(
+            self.layers.prefill, embedded.tokens, positions, plan, embedded.slots, embedded.deep, last, before
+        )
+        if self.routers is None:
+            x, cached = prefill()
+        else:
+            (x, cached), experts = self.routers.recorded(prefill)
+            self._routed(batch, segments, experts, last)
         for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
             own = slice(segment.start, segment.start + segment.length)
             self.prefilled[prompt] = x[number], cached[..., own, :]
+
+    def _routed(self, batch: Sequence[int], segments: Sequence[Segment], experts: list[Tensor], last: Tensor) -> None:
+        """Note the experts of prompts by layer; the last layer reads their last tokens alone."""
+        count = sum(segment.length for segment in segments)
+        table = experts[0].new_full((count, len(experts), experts[0].shape[1]), -1)
+        for layer, chosen in enumerate(experts):
+            table[slice(None) if len(chosen) == count else last, layer] = chosen
+        for prompt, segment in zip(batch, segments, strict=True):
+            self.rows.asked_experts[prompt] = table[segment.start : segment.start + segment.length]
 
 
 # prompts share it, padded on the left; one has it; each token is read anew

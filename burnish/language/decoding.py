@@ -210,6 +210,10 @@ class DecodingRows:
             finished[row] = own.finished
         self.ids, self.logprob, self.finished = (to_device(one, device) for one in (ids, logprob, finished))
         self.length = to_device(torch.tensor(self.written, dtype=torch.long), device)
+        self.asked_experts: dict[
+            int, Tensor
+        ] = {}  # [P, layers, k] of the tokens of each prompt, where they are recorded
+        self.experts: Tensor | None = None  # the same of responses, [B, T, layers, k]
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
@@ -286,6 +290,13 @@ class DecodingRows:
         live.ended |= ended
         live.done |= live.ended | (live.count >= live.limit)
 
+    def routed(self, live: Live, experts: Tensor) -> None:
+        """Note the experts [A, layers, k] that the token chosen last was sent to, of every row."""
+        if self.experts is None:
+            shape = len(self.index), self.longest + 1, *experts.shape[1:]
+            self.experts = experts.new_full(shape, -1)
+        self.experts[live.row, live.count - 1] = experts
+
     def look(self, live: Live, *, now: bool = False) -> int:
         """How many rows are done; 0 where nobody looks: on a GPU, which is waited for, that is every few tokens.
 
@@ -359,7 +370,18 @@ class DecodingRows:
             axes=self.model.axes,
             logprob=logprob,
             finished=self.finished.clone().cpu(),
+            experts=self._experts(length.tolist()) if self.asked_experts else None,
         )
+
+    def _experts(self, lengths: Sequence[int]) -> list[Tensor]:
+        """Of the tokens that were read, of every row: nobody reads the last one."""
+        asked = {prompt: experts.cpu() for prompt, experts in self.asked_experts.items()}
+        said = next(iter(asked.values())).new_zeros(len(lengths), 0) if self.experts is None else self.experts.cpu()
+        empty = asked[self.index[0]][:0]
+        return [
+            torch.cat([asked[prompt], own[: length - 1] if length > 1 else empty])
+            for prompt, own, length in zip(self.index, said, lengths, strict=True)
+        ]
 
 
 def _weights(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, Features, append_turn
+from burnish.types.completion import UNROUTED, Completion, Encoded, Features, append_turn
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random
@@ -382,4 +382,5 @@ def joined(rows: Sequence[DialogueRow]) -> Completion:
         length=torch.tensor([len(own) for own, *_ in said], dtype=torch.long),
         finished=torch.tensor([row.finished for row in rows]),
         features=[Features.joined(row.features, [len(own) for own, *_ in row.pieces]) for row in rows],
+        experts=[UNROUTED] * len(rows),
     )

@@ -146,6 +146,7 @@ class LanguageEngine(ResponseEngine):
             yield partial(
                 decode, self.roles.model, network, sampling=job.sampling, batch_size=self.batch_size,
                 check_cancelled=job.check_cancelled, fused=[],
+                routers=self.roles.routers if job.purpose == "rollout" else None,
             )  # fmt: skip
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment
 from burnish.language.model.universal import LanguageModel
+from burnish.language.routing import Routers, experts_of
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.sequences import Split, chunks
 from burnish.types.batch import Gathered, to_device
@@ -101,6 +103,7 @@ def packed_states(
     *,
     layout: Layout | Literal["auto"],
     context: Ranks,
+    routers: Routers | None = None,
 ) -> ResponseStates:
     """States of a micro-batch, in one forward pass of the decoder; see ``response_states``."""
     used, owner = completion.prompts.index.unique(return_inverse=True)
@@ -119,9 +122,14 @@ def packed_states(
     slots = to_device(torch.isin(ids, model.placeholders) & free, device)
     embedded = model.forwards.embed(network, decoder, to_device(ids, device), slots, features)
     split = Split(context, chunks(len(source), context.size))
+    experts = None if routers is None else experts_of(completion, prompts.lengths, owner.tolist())
+    replay: AbstractContextManager[None] = nullcontext()
+    if routers is not None and experts is not None:
+        replay = routers.replayed(to_device(experts[source[split.own]], device))
     source = to_device(source[split.own], device)
     positions = to_device(positions, device)[:, source]
-    states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device, split=split))
+    with replay:
+        states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device, split=split))
     places = predicts[said]
     rank = torch.bucketize(places, torch.tensor(split.counts).cumsum(0), right=True)
     parts, order = Split(context, rank.bincount(minlength=context.size).tolist()), rank.argsort(stable=True)
@@ -260,6 +268,7 @@ def response_states(
     *,
     layout: Layout | Literal["auto"] = "auto",
     context: Ranks = SINGLE_RANK,
+    routers: Routers | None = None,
 ) -> ResponseStates:
     """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
@@ -272,10 +281,11 @@ def response_states(
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.
         context: ranks that run the same micro-batch together: each a chunk of a packed sequence, or all of another.
+        routers: of the network, which choose the experts that the sampler chose, where it recorded them.
     """
     rows = unfolded(completion)
     if layout != "padded" and model.packs(rows.prompts.rows().features + rows.features):
-        states = packed_states(model, network, rows, layout=layout, context=context)
+        states = packed_states(model, network, rows, layout=layout, context=context, routers=routers)
     else:
         alone = model.forwards.responses(network, rows, model.capabilities, single=model.single_forward)
         states = alone.shared_out(context)

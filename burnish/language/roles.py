@@ -26,6 +26,7 @@ from burnish.language.logprobs import (
 from burnish.language.losses import load_balancing
 from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
+from burnish.language.routing import Routers, routers_of
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
 from burnish.models.linear import joined
@@ -36,6 +37,7 @@ from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
+from burnish.training.tensor_parallel import styles_of
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
@@ -86,6 +88,8 @@ class LanguageRoles(TrainedRoles):
         self.policy: TokenRole = partial(self._scores, "policy")
         self.reference: TokenRole = partial(self._scores, "reference")
         self.teachers = Teachers(self, config.model)
+        # what sampled responses is recorded of the policy, and replayed by it
+        self.routers = Routers(model.network) if config.rollout.router_replay else None
         if coef := config.model.router_aux_loss_coef:
             networks = {name: self._networks[self.network_of(name)] for name in learning}
             self.balance = Balance(networks, coef)
@@ -99,6 +103,8 @@ class LanguageRoles(TrainedRoles):
         if ranks.context.size > 1:
             self.model.require_split()
         super().shard(ranks, options)
+        if self.balance is not None:
+            self.balance.coef /= options.tensor_parallel  # each rank of a tensor group has the same loss
 
     def _freeze(self, patterns: Sequence[str]) -> None:
         """Take parts out of training, in the policy and in the critic's trunk.
@@ -140,15 +146,19 @@ class LanguageRoles(TrainedRoles):
         run: Callable[[], ResponseStates] = partial(
             response_states, self.model, network, completion, layout=layout,
             context=SINGLE_RANK if apart else self.context,
+            routers=self.routers if self._role_of(network) == "policy" else None,
         )  # fmt: skip
         if self.meter is not None and self.meter.active:
             size = multiplications(completion, self.model, layout)
             run = partial(self.meter.run, (id(network), self.active_adapter(), layout), run, size)
         if self.balance is None:
             return run()
-        # which role the network runs for; nothing for none of this run's own
+        return self.balance.through(self._role_of(network), run)
+
+    def _role_of(self, network: nn.Module) -> str:
+        """Which role the network runs for; nothing for none of this run's own."""
         role = next((name for name, one in self._networks.items() if one is network), "")
-        return self.balance.through(self._active if role == "policy" else role, run)
+        return self._active if role == "policy" else role
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
@@ -184,6 +194,10 @@ class LanguageRoles(TrainedRoles):
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         # layers of a vision tower are no blocks: a rank without images does not run them
         return list(self.model.layers(network))
+
+    def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
+        decoder = self.model.text(network)
+        return styles_of(decoder, decoder.tp_plan)
 
     def _called_with(self, name: str) -> list[nn.Module]:
         heads = ((self.reward_head, "policy"), (self.value_head, self.network_of(self.valued)))
@@ -248,8 +262,7 @@ class Balance:
         self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         for network in {id(network): network for network in networks.values()}.values():
-            told = ("top_k", "num_experts", "weight")
-            routers: list[Any] = [module for module in network.modules() if all(hasattr(module, one) for one in told)]
+            routers = routers_of(network)
             assert routers, "a dense model should have been refused"
             self.top_k = int(routers[0].top_k)
             for router in routers:

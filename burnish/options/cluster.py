@@ -215,16 +215,27 @@ class ShardingOptions:
     """Neighbouring ranks that share the experts of every layer of a mixture: each holds as many of them, and the tokens
     of all travel to the experts that they chose, where each rank would gather all experts of a layer. For language
     models; a divisor of the number of ranks and of the experts of a layer. 1 gathers experts as other weights."""
+    tensor_parallel: Annotated[Count, RANKS] = 1
+    """Neighbouring ranks that hold a slice of every matrix of a layer each, by the library's plan for the class, and
+    work on the same rows (Megatron's tensor parallelism): for layers that no GPU can gather, or batches of fewer rows
+    than ranks. A divisor of the number of ranks, and of attention and key-value heads. 1 splits no layer."""
 
     @property
     def replicates(self) -> bool:
         """Whether every rank of several holds all weights."""
-        return self.shard_size == 1 == self.context_parallel == self.expert_parallel and not self.offload
+        return self.shard_size == 1 == self.context_parallel == self.parts and not self.offload
+
+    @property
+    def parts(self) -> int:
+        """Ranks that hold the parts of a layer: its experts, or slices of its matrices."""
+        return self.expert_parallel * self.tensor_parallel
 
     def contradictions(self, run: RunConfig) -> Rules:
         ranks, size, contexts = run.ranks, self.shard_size, self.context_parallel
         splits = f"sharding.context_parallel is {contexts}"
-        experts, shares = self.expert_parallel, f"sharding.expert_parallel is {self.expert_parallel}"
+        experts, tensor = self.expert_parallel, self.tensor_parallel
+        shares = f"sharding.expert_parallel is {experts}" if experts > 1 else f"sharding.tensor_parallel is {tensor}"
+        lora = run.model.lora
         return [
             (self.offload and run.model.device == "cpu", ON_CPU.format("sharding.offload")),
             (
@@ -241,24 +252,27 @@ class ShardingOptions:
                 f"{splits}, but trainer.layout is padded, and ranks split packed rows alone; leave one of them out",
             ),
             (
-                contexts > 1 and getattr(run.algorithm.needs(), "reward_gradients", False),
-                f"{splits}, but {run.algorithm.name} follows gradients of rewards through the steps of sampling, of "
-                "which each rank would have those of its own tokens only; set it to 1",
+                contexts * tensor > 1 and getattr(run.algorithm.needs(), "reward_gradients", False),
+                f"{splits if contexts > 1 else shares}, but {run.algorithm.name} follows gradients of rewards through "
+                "the steps of sampling, of which each rank would have a part only; set it to 1",
             ),
             (
-                run.quantized is None and ranks % experts,
+                run.quantized is None and ranks % self.parts,
                 f"{shares}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
             ),
             (
-                isinstance(size, int) and size > experts and size % experts,
+                isinstance(size, int) and size > self.parts and size % self.parts,
                 f"{shares}, which does not divide sharding.shard_size={size}; set one to a multiple of the other",
             ),
             (experts > 1 and run.task == "text-to-image", f"{shares}, which is for language models; remove it"),
             *(
-                (experts > 1 and there, f"{shares}, but {what}, beside which experts can't be split; remove one")
+                (self.parts > 1 and there, f"{shares}, but {what}, beside which layers can't be split; remove one")
                 for there, what in (
                     (contexts > 1, f"sharding.context_parallel is {contexts}"),
                     (self.offload, "sharding.offload is true"),
+                    (experts > 1 and tensor > 1, f"sharding.tensor_parallel is {tensor}"),
+                    (tensor > 1 and getattr(lora, "dora", False), "model.lora.dora is true"),
+                    (tensor > 1 and getattr(lora, "modules_to_save", None), "model.lora.modules_to_save is set"),
                 )
             ),
         ]

@@ -105,6 +105,9 @@ class LanguageRolloutOptions(SamplingOptions):
     """Stop strings, in addition to the model's end-of-sequence tokens."""
     fire_temperature: Annotated[Temperature | None, SAMPLED] = None
     """FIRE sampling: temperature of a response's first token, higher than the others'; null uses the same for all."""
+    router_replay: Annotated[bool, SAMPLED] = False
+    """Mixtures of experts: the policy's log-probs use the experts that the sampler chose for each token (R3, Ma et al.
+    2025, arXiv:2510.11370), as rounding makes routers choose others. Weights of experts are computed anew."""
     filter_groups: Annotated[FilterOptions | None, SAMPLED] = None
     """Drop prompts whose responses all have the same reward, and sample others instead (DAPO's dynamic sampling); null
     keeps them."""

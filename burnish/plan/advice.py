@@ -145,9 +145,9 @@ def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
 def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, frozen: int) -> int:
     """What so many weights take at least in a layout, with gradients and states of AdamW: it needs no forecast."""
     shard, stage = layout.get(SHARD_SIZE, config.sharding.shard_size), layout.get(ZERO_STAGE)
-    experts = config.sharding.expert_parallel  # that may be all the weights there are
+    parts = config.sharding.parts  # of experts, or of layers, which may be all the weights there are
     gathered = (2 * (learned + frozen) if stage in (1, 2) else 0) + (4 * learned if stage == 1 else 0)
-    return (16 * learned + 2 * frozen) // max(shard or config.ranks, experts) + gathered // experts
+    return (16 * learned + 2 * frozen) // max(shard or config.ranks, parts) + gathered // parts
 
 
 def _between(sizes: Sizes, low: int, now: int, room: float) -> int:

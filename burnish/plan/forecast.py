@@ -264,7 +264,8 @@ def pretended(
     gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
     with ExitStack() as contexts:
         contexts.callback(gc.unfreeze)
-        ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
+        ranks, sharding = contexts.enter_context(pretend_ranks(size)), config.sharding
+        ranks = ranks.in_contexts(sharding.context_parallel, sharding.tensor_parallel)
         # nothing that the run's own code has to say is true of values that nobody knows
         contexts.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -32,14 +33,23 @@ class Like(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     learned: bool  # whether it needs a gradient
+    spec: Any = None  # where this is a rank's share of it
 
     @classmethod
     def of(cls, value: Any) -> Any:
         """Of a tensor without values; others as they are."""
-        return cls(value.shape, value.stride(), value.dtype, value.requires_grad) if is_fake(value) else value
+        if not is_fake(value):
+            return value
+        own = getattr(value, "_local_tensor", value)
+        return cls(own.shape, own.stride(), own.dtype, value.requires_grad, getattr(value, "_spec", None))
 
     def made(self) -> Tensor:
         """One with memory of its own, also in the place of a part of larger memory."""
+        own = self._own()
+        # its arguments are the class's own, of which mypy knows none
+        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)  # type: ignore[call-arg]
+
+    def _own(self) -> Tensor:
         reach = 1 + sum((count - 1) * step for count, step in zip(self.size, self.stride, strict=True))
         if reach > self.size.numel():
             return torch.empty(self.size, dtype=self.dtype)

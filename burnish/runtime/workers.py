@@ -58,7 +58,7 @@ class TrainerActor:
         """
         self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
         ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
-        self.ranks = ranks.in_contexts(config.sharding.context_parallel)
+        self.ranks = ranks.in_contexts(config.sharding.context_parallel, config.sharding.tensor_parallel)
         store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
         self.controller = Controller(config, store, self.ranks, scorer=_pooled(config, judges, place))
         self.assembly = self.controller.assembly

@@ -382,7 +382,7 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
-    frozen, split = getattr(config.model, "freeze", ()), config.sharding.expert_parallel > 1
+    frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
     if not (counted or any(named.values()) or config.model.quantization or frozen or split):
         return
     from accelerate import init_empty_weights
@@ -397,4 +397,6 @@ def check_layers(assembly: Assembly) -> None:
     if hasattr(config.model, "router_aux_loss_coef"):
         config.model.router_aux_loss_coef = 0.0  # how its class can be run is found out by running it
     with init_empty_weights():
-        type(assembly)(config).load_roles(outline)
+        roles = type(assembly)(config).load_roles(outline)
+    if config.sharding.tensor_parallel > 1:
+        roles.check_plan(config.sharding.tensor_parallel)

@@ -30,14 +30,18 @@ def stacks_in(block: nn.Module) -> list[Any]:
     return [module for module in block.modules() if hasattr(module, "is_transposed")]
 
 
-def check_experts(blocks: Sequence[nn.Module], size: int) -> None:
+def check_experts(blocks: Sequence[nn.Module], size: int, option: str) -> None:
     """Refuse a network whose experts can't be split over ``size`` ranks; its weights need no values for this.
+
+    Args:
+        blocks: of the network.
+        size: ranks.
+        option: that says so, with its value.
 
     Raises:
         UserError: it has no experts, not a multiple of ``size``, or weights that its experts share.
     """
     stacks = [stack for block in blocks for stack in stacks_in(block)]
-    option = f"sharding.expert_parallel is {size}"
     if not stacks:
         raise UserError(
             f"{option}, but the network has no experts whose weights transformers stacks in one tensor; remove it"
@@ -50,15 +54,16 @@ def check_experts(blocks: Sequence[nn.Module], size: int) -> None:
                 raise UserError(f"{option}, but all experts of a {type(stack).__name__} share {name}; remove it")
 
 
-def mesh_of_experts(ranks: Ranks, options: ShardingOptions, device: str) -> DeviceMesh | None:
-    """Device mesh (replicate, shard, experts) for the weights of experts; None where ranks hold all experts.
+def split_mesh(ranks: Ranks, options: ShardingOptions, device: str, name: str) -> DeviceMesh | None:
+    """Device mesh (replicate, shard, ``name``) for weights of which ranks hold a part each; None where they hold all.
 
-    Ranks that share the experts of a layer are neighbours. As many of such groups as there are in a shard group share
-    the weights of each expert.
+    Ranks that share the experts of a layer (``experts``), or its matrices (``tensor``), are neighbours. As many of such
+    groups as there are in a shard group share each of these parts.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    size, shards = options.expert_parallel, options.shard_size
+    size = {"experts": options.expert_parallel, "tensor": options.tensor_parallel}[name]
+    shards = options.shard_size
     if size == 1:
         return None
     copy, wait = max(size, shards if isinstance(shards, int) else ranks.size), timedelta(seconds=ranks.timeout)
@@ -67,11 +72,11 @@ def mesh_of_experts(ranks: Ranks, options: ShardingOptions, device: str) -> Devi
         dist.new_subgroups_by_enumeration(places.movedim(axis, -1).flatten(0, 1).tolist(), timeout=wait)[0]
         for axis in range(3)
     ]
-    return DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=("replicate", "shard", "experts"))
+    return DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=("replicate", "shard", name))
 
 
-def split_by_expert(weight: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A weight [E, ...] of which a rank has the experts of its place in a group; no communication."""
+def split_by_expert(mesh: DeviceMesh, module: nn.Module, weight: Tensor) -> Tensor:
+    """A weight [E, ...] of a module of which a rank has the experts of its place in a group; no communication."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     return distribute_tensor(weight, mesh["experts"], [Shard(0)], src_data_rank=None)
@@ -98,12 +103,13 @@ def beside_experts(mesh: DeviceMesh) -> dict[str, Any]:
     return {"mesh": mesh["replicate", "shard"], "shard_placement_fn": placement}
 
 
-def gather_experts(stack: Any) -> None:
-    """Put all experts of a module into the place of this rank's, until FSDP reshards it; a collective operation."""
+def gather_parts(module: nn.Module) -> None:
+    """Put full weights into the place of this rank's parts, until FSDP reshards the module; a collective operation."""
     with torch.no_grad():
-        for name, weight in stack._parameters.items():
+        for name, weight in module._parameters.items():
             if is_sharded(weight):
-                stack._parameters[name] = nn.Parameter(weight.full_tensor(), requires_grad=weight.requires_grad)
+                full: Any = weight
+                module._parameters[name] = nn.Parameter(full.full_tensor(), requires_grad=full.requires_grad)
 
 
 def travel(stack: Any, mesh: DeviceMesh) -> None:
@@ -141,6 +147,27 @@ def _dispatched(
         made = own(rows, expert[:, None], rows.new_ones(len(rows), 1))[: sum(back)]
     made = exchange(made, back, there, group)[order.argsort()]
     found: Tensor = (made.view(*index.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
+    return found
+
+
+def on_experts(
+    stack: Any, own: Callable[..., Tensor], states: Tensor, index: Tensor, weights: Tensor, here: range
+) -> Tensor:
+    """What some of the chosen experts make of tokens, weighted: the arguments and the result of ``_dispatched``.
+
+    The CPU waits for the device once, for the number of rows.
+
+    Args:
+        here: numbers of the experts, whose weights are in the module.
+    """
+    token, place = ((index >= here.start) & (index < here.stop)).nonzero(as_tuple=True)
+    # a row of zeros where nobody wants these experts, which some kernels would refuse
+    rows = nn.functional.pad(states[token], (0, 0, 0, int(not len(token))))
+    expert = nn.functional.pad(index[token, place] - here.start, (0, int(not len(token))))
+    with _in_place(stack, {}, len(here)):
+        made = own(rows, expert[:, None], rows.new_ones(len(rows), 1))[: len(token)]
+    every = made.new_zeros(index.numel(), made.shape[-1]).index_copy(0, token * index.shape[1] + place, made)
+    found: Tensor = (every.view(*index.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
     return found
 
 

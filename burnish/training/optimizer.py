@@ -215,25 +215,25 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     if not found:
         return torch.tensor(0.0)
     gradients = [local_shard(gradient) for gradient in found]
-    held: dict[Any, list[Tensor]] = {}  # by the mesh that they are sharded over
+    held: dict[Any, list[Tensor]] = {}  # by the mesh, and its axes that they are sharded over
     for gradient, own in zip(found, gradients, strict=True):
-        held.setdefault(getattr(gradient, "device_mesh", None), []).append(own.float())
-    norm = reduce(torch.hypot, (_norm(own, mesh) for mesh, own in held.items()))
+        axes = tuple(i for i, how in enumerate(getattr(gradient, "placements", ())) if not how.is_replicate())
+        held.setdefault((getattr(gradient, "device_mesh", None), axes), []).append(own.float())
+    norm = reduce(torch.hypot, (_norm(own, *where) for where, own in held.items()))
     norm = norm.cpu()  # once: every comparison on a GPU would synchronise
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm
 
 
-def _norm(gradients: list[Tensor], mesh: Any) -> Tensor:
+def _norm(gradients: list[Tensor], mesh: Any, axes: Sequence[int]) -> Tensor:
     """The norm of gradients of which this rank has shards of a mesh; replicas are not counted again."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if mesh is None:
         return norm
     square = norm.square()
-    for axis in mesh.mesh_dim_names:
-        if axis != "replicate":
-            torch.distributed.all_reduce(square, group=mesh.get_group(axis))
+    for axis in axes:
+        torch.distributed.all_reduce(square, group=mesh.get_group(axis))
     return square.sqrt()
 
 

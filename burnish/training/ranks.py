@@ -74,12 +74,13 @@ class Ranks:
     rank, size = 0, 1  # of this process, from 0; number of ranks
     timeout = 0.0  # of a collective operation, in seconds
     group: Any = None  # process group of torch.distributed; None is the default group
+    tells = True  # whether it says what came of its rows, for all ranks that work on these
     _rows: Ranks | None = None
     _context: Ranks | None = None
 
     @property
     def rows(self) -> Ranks:
-        """Ranks that rows are shared out to: of every context group the one at this rank's place; by default all."""
+        """Ranks that rows are shared out to: of every group the one at this rank's place; by default all."""
         return self if self._rows is None else self._rows
 
     @property
@@ -87,8 +88,13 @@ class Ranks:
         """Ranks that work on the same rows, each on a part of every sequence; by default this one alone."""
         return SINGLE_RANK if self._context is None else self._context
 
-    def in_contexts(self, size: int) -> Ranks:
-        """The same ranks, in context groups of N neighbours, a divisor of all; a collective operation."""
+    def in_contexts(self, context: int, tensor: int = 1) -> Ranks:
+        """The same ranks, in groups of neighbours that work on the same rows; a collective operation.
+
+        Args:
+            context: ranks of a context group, a divisor of all.
+            tensor: ranks of a tensor group, which hold layers together; the same. One of both is 1.
+        """
         return self
 
     def clone_group(self) -> Ranks:
@@ -141,14 +147,17 @@ class ProcessRanks(Ranks):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._names: list[str] = []  # of all sums so far, in the same order on all ranks
 
-    def in_contexts(self, size: int) -> Ranks:
+    def in_contexts(self, context: int, tensor: int = 1) -> Ranks:
+        size = context * tensor
         if size == 1:
             return self
         groups, wait = torch.arange(self.size).view(-1, size), timedelta(seconds=self.timeout)
         kind = type(self)
         found = kind(self.timeout, self.group)
-        context, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
-        found._context = kind(self.timeout, context)
+        if context > 1:
+            group, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
+            found._context = kind(self.timeout, group)
+        found.tells = not self.rank % size
         found._rows = SINGLE_RANK
         if len(groups) > 1:
             rows, _ = dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)

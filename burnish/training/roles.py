@@ -16,10 +16,11 @@ from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.exchange import kept_by_owners
-from burnish.training.experts import mesh_of_experts
+from burnish.training.experts import split_mesh
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.sharding import Replicated, Shards, copy_full, local_shard, mesh_of, shard
+from burnish.training.tensor_parallel import TensorSplit, check_plan
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -162,14 +163,23 @@ class TrainedRoles:
         """Shard all networks over the ranks, before anything is made of their weights."""
         self.shards, self.context = Shards(ranks.rows), ranks.context
         mesh = mesh_of(ranks, options.shard_size, self.device.type)
-        experts = mesh_of_experts(ranks, options, self.device.type)
+        experts, tensor = (split_mesh(ranks, options, self.device.type, name) for name in ("experts", "tensor"))
         for name, network in self._networks.items():
             self.shards.networks[name] = shard(
                 [network, *self._called_with(name)], self._blocks(network), mesh, options,
                 compute=self.model.compute, device=self.device, adapters=self.lora is not None,
-                experts=experts,
+                experts=experts, tensor=None if tensor is None else TensorSplit(tensor, self._styles(network)),
             )  # fmt: skip
         self.model.refuse_non_finite(lambda found: sorted({name for some in ranks.gather(found) for name in some}))
+
+    def check_plan(self, size: int) -> None:
+        """Refuse networks whose layers ``size`` ranks can't hold together; weights need no values for this."""
+        for network in self._networks.values():
+            check_plan(self._blocks(network), self._styles(network), size)
+
+    def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
+        """How the modules of a network are split by its library's plan for tensor parallelism."""
+        raise NotImplementedError
 
     def copied_on(self, ranks: Ranks) -> None:
         """Have every rank hold all networks in full; what is trained stays equal, as its gradients are summed."""

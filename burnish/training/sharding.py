@@ -18,13 +18,14 @@ from burnish.options.cluster import ShardingOptions
 from burnish.training.experts import (
     beside_experts,
     check_experts,
-    gather_experts,
+    gather_parts,
     split_by_expert,
     stacks_in,
     travel,
 )
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.saved import SavedTensor, own_slice
+from burnish.training.tensor_parallel import TensorSplit, check_plan, shared
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
@@ -46,18 +47,20 @@ class Unit(nn.Module):
     module is called instead, with a function that uses them.
     """
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], equals: int = 1) -> None:
+        """Args: ``equals`` are ranks that compute the same, whose gradients add up."""
         super().__init__()
-        self.networks = nn.ModuleList(networks)
+        self.networks, self.equals = nn.ModuleList(networks), equals
 
     def forward(self, run: Callable[[], Any]) -> Any:
         found = run()
-        return tuple(map(_own, found)) if isinstance(found, tuple) else _own(found)
+        return tuple(map(self._own, found)) if isinstance(found, tuple) else self._own(found)
 
-
-def _own(tensor: Tensor) -> Tensor:
-    """A tensor that is not a view: FSDP's backward hooks are on the tensors that the root module returns."""
-    return tensor.clone() if tensor._base is not None else tensor
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A tensor that is not a view: FSDP's backward hooks are on the tensors that the root module returns."""
+        if self.equals > 1:
+            return shared(tensor, self.equals)
+        return tensor.clone() if tensor._base is not None else tensor
 
 
 class Reduction:
@@ -165,8 +168,8 @@ class Sharded:
                 self.unit.set_reshard_after_forward(False)
                 for module in self._modules():
                     module.unshard()
-                for stack in stacks_in(self.unit):
-                    gather_experts(stack)
+                for module in self.unit.modules():
+                    gather_parts(module)
             yield
         finally:
             self._gathered -= 1
@@ -262,6 +265,7 @@ def shard(
     device: torch.device,
     adapters: bool = False,
     experts: DeviceMesh | None = None,
+    tensor: TensorSplit | None = None,
 ) -> Sharded:
     """Shard networks over ranks: each block, and the weights outside of blocks together.
 
@@ -276,9 +280,10 @@ def shard(
         device: of the networks.
         adapters: few of the weights are learned, whose gradients fit in full.
         experts: mesh of the weights of experts, where ranks hold some of them each.
+        tensor: how ranks hold slices of the weights of blocks, where they do.
 
     Raises:
-        UserError: the options don't fit the device, or PyTorch is too old.
+        UserError: the options don't fit the device or the network, or PyTorch is too old.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
@@ -297,13 +302,19 @@ def shard(
     rest = torch.device("cpu") if options.offload else device
     stacks = [[] if experts is None else stacks_in(block) for block in blocks]
     if experts is not None:
-        check_experts(blocks, experts["experts"].size())
+        check_experts(blocks, size := experts["experts"].size(), f"sharding.expert_parallel is {size}")
         for stack in chain(*stacks):
-            _shard_unit(stack, how | beside_experts(experts), rest, device, experts)
+            _shard_unit(stack, how | beside_experts(experts), rest, device, partial(split_by_expert, experts))
             travel(stack, experts)
+    if tensor is not None:
+        check_plan(blocks, tensor.styles, tensor.size)
     for block in blocks:
-        _shard_unit(block, how, rest, device)
-    unit = _shard_unit(Unit(networks), how, rest, device)
+        if tensor is None:
+            _shard_unit(block, how, rest, device)
+        else:
+            _shard_unit(block, how | tensor.beside, rest, device, tensor.placed(block))
+            tensor.run(block)
+    unit = _shard_unit(Unit(networks, 1 if tensor is None else tensor.size), how, rest, device)
     reductions = []
     for module in unit.modules():
         if isinstance(module, FSDPModule):
@@ -319,11 +330,15 @@ def shard(
 
 
 def _shard_unit(
-    unit: Any, how: Mapping[str, Any], rest: torch.device, device: torch.device, experts: DeviceMesh | None = None
+    unit: Any,
+    how: Mapping[str, Any],
+    rest: torch.device,
+    device: torch.device,
+    split: Callable[[nn.Module, Tensor], Tensor] = lambda _, weight: weight,
 ) -> Any:
     """Shard the weights of a unit that are in no unit yet, of which this rank reads and converts its own share alone.
 
-    Shares lie on ``rest``, buffers on the ``device`` that computes. Weights of ``experts`` are split by those first.
+    Shares lie on ``rest``, buffers on the ``device`` that computes. Weights of modules are ``split`` otherwise first.
 
     They may lie anywhere, in any precision: in files that are mapped into memory, or on the device. FSDP is given
     weights without memory in their place.
@@ -341,9 +356,7 @@ def _shard_unit(
                 places.setdefault(id(weight), []).append((module, name))
                 sources[id(weight)] = weight
     for key, weight in sources.items():
-        empty = torch.empty_like(weight, dtype=resting(weight), device="meta")
-        if experts is not None:
-            empty = split_by_expert(empty, experts)
+        empty = split(places[key][0][0], torch.empty_like(weight, dtype=resting(weight), device="meta"))
         stand_in = nn.Parameter(empty, requires_grad=weight.requires_grad)
         for module, name in places[key]:
             module._parameters[name] = stand_in

@@ -291,7 +291,7 @@ class Trainer:
                     self.optimizer_steps, coef, self.roles, self.rows
                 )
                 share |= {f"report {name}": value for name, value in reported.items()}
-        if self.ranks.context.rank:
+        if not self.ranks.tells:
             share = {}  # of ranks that learn the same rows the first one tells what came of them
         whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)

@@ -46,6 +46,12 @@ OPTIONS = {
     "four experts of three ranks": (
         "qwen3_moe", [*SHARED, "pools.train.processes=3", "sharding.expert_parallel=3"], ["is 3", "4 experts"],
     ),
+    # ranks that hold slices of layers
+    "layers without a plan": ("qwen3_vl", [*RAY, "sharding.tensor_parallel=2"], ["is 2, but the library has no plan"]),
+    "a generator without a plan": ("sd3", [*RAY, "sharding.tensor_parallel=2"], ["the library has no plan"]),
+    "fewer key-value heads than ranks": (
+        "llama", [*SHARED, "pools.train.processes=4", "sharding.tensor_parallel=4"], ["is 4", "k_proj"],
+    ),
     # weights of few bits
     "of what is trained": ("sd3", [FEWER, LOW, "model.lora=null"], ["weights is fp8_cast", "model.lora is null"]),
     "with dora": ("sd3", [FEWER, LOW, "model.lora={rank: 2, dora: true}"], ["model.lora.dora is true"]),

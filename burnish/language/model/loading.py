@@ -48,20 +48,22 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_router_loss(options: LanguageModelOptions) -> None:
-    """Refuse a router loss for a model without experts, by config.json alone.
+def check_mixture(options: LanguageModelOptions, said: str) -> None:
+    """Refuse an option of routers for a model without experts, by config.json alone.
+
+    Args:
+        options: of the model.
+        said: the option, with its value.
 
     Raises:
-        UserError: the coefficient is set, and the model is dense.
+        UserError: the model is dense.
     """
-    if not options.router_aux_loss_coef:
-        return
     _, config = read_config(options)
     text = config.get("text_config") or config
     if not any(text.get(name) for name in EXPERTS):
         raise UserError(
-            f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is not a "
-            f"mixture of experts (its config.json has no {' or '.join(EXPERTS)}); remove it"
+            f"{said}, but {options.path} is not a mixture of experts (its config.json has no {' or '.join(EXPERTS)}); "
+            "remove it"
         )
 
 
