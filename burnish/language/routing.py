@@ -89,7 +89,7 @@ class _Choice(TorchFunctionMode):
         if self.given is None or out.indices.shape != self.given.shape:
             return out
         index = torch.where(self.given >= 0, self.given.long(), out.indices)
-        return torch.return_types.topk((args[0].gather(-1, index), index))  # type: ignore[attr-defined]
+        return torch.return_types.topk((args[0].gather(-1, index), index))
 
 
 def experts_of(completion: Completion, prompts: Sequence[int], owners: Sequence[int]) -> Tensor | None:
