@@ -74,6 +74,15 @@ class BranchIds:
         return cls(node, job.sample[node], first)
 
 
+def with_tokens(path: Denoising, logprobs: list[Tensor]) -> Denoising:
+    """Samples with the log-probs [T] of what was written for each; nothing was where there are none."""
+    if not logprobs:
+        return path
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    mask = pad([torch.ones_like(one, dtype=torch.bool) for one in logprobs])
+    return replace(path, token_logprob=pad(logprobs), token_mask=mask)
+
+
 class FlowEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
@@ -85,9 +94,14 @@ class FlowEngine:
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         size = self.sample_size(job)
+        if not self.model.denoises:
+            job = replace(job, recording=None)  # of steps there is nothing to learn
         with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
             role = replace(network, around=partial(step.forward, job.check_cancelled))
             conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
+            keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
+            names: list[tuple[random.Part, ...]] = [(*key, sample, "tokens") for key, sample in keys]
+            conditioning, logprobs = role.write(conditioning, names, self.options.batch_size)
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
                 schedule = self.model.schedule(conditioning, size)
@@ -109,6 +123,7 @@ class FlowEngine:
             # all rows by one network, and then by the next, and decoded after that: each comes once
             parts = [finished(run) for run in runs] if pauses else map(finished, runs)
             for rows, part in zip(batches, parts, strict=True):
+                part = with_tokens(part, logprobs[rows])
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
 
     def sample_size(self, job: FlowJob | None = None) -> SampleSize:

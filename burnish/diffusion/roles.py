@@ -25,6 +25,7 @@ from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
+from burnish.utils import random
 from burnish.utils.errors import UserError
 
 SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
@@ -55,6 +56,18 @@ class NetworkRole:
         with self.around(), self.active() as network:
             predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
+
+    def write(
+        self, conditioning: Gathered[Conditioning], keys: Sequence[tuple[random.Part, ...]], size: int
+    ) -> tuple[Gathered[Conditioning], list[Tensor]]:
+        """Tokens of samples, in their conditioning, and their log-probs; see ``FlowModel.write``."""
+        with self.around(), self.active() as network:
+            return self.model.write(network, conditioning, keys, size)
+
+    def token_logprobs(self, conditioning: Gathered[Conditioning]) -> Tensor:
+        """Log-probs [M, T] of the tokens of samples, with gradients; 0 beyond their ends."""
+        with self.around(), self.active() as network:
+            return self.model.token_logprobs(network, conditioning.rows())
 
 
 class FlowRoles(TrainedRoles):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
@@ -64,6 +65,12 @@ class Requests(Conditioning):
     height: int | None = shared()  # in pixels; None takes the model's default
     width: int | None = shared()
     steps: int = shared()  # of the schedule that times are of
+    # [B] ids of what was written for a sample before it was drawn; () where samples of a prompt share that
+    written: list[tuple[int, ...]] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.written is None:
+            self.written = [()] * len(self.prompts)
 
     def unprompted(self) -> Self:
         return replace(self, prompts=[prompt.unconditional for prompt in self.prompts])
@@ -118,8 +125,13 @@ class Denoising(Path):
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
+    token_logprob: Tensor = on_host(default=None)  # [B, T] of tokens that were written first, by the sampling weights
+    token_mask: Tensor = on_host(default=None)  # [B, T] bool: where there are some
 
     def __post_init__(self) -> None:
+        if self.token_logprob is None:
+            self.token_logprob = torch.zeros(len(self.latents), 0)
+            self.token_mask = self.token_logprob.bool()
         if self.noised is None:
             self.noised = all_noised(self.latents)
         if self.forecast_error is None:
@@ -129,7 +141,15 @@ class Denoising(Path):
     def cat(cls, batches: Sequence[Self]) -> Self:
         if len({batch.noised.shape[1:] for batch in batches}) > 1:
             batches = [replace(batch, noised=read(batch.noised).expand(batch.latents.shape)) for batch in batches]
-        return super().cat(batches)
+        longest = max(batch.token_mask.shape[1] for batch in batches)
+        return super().cat([batch._with_tokens(longest) for batch in batches])
+
+    def _with_tokens(self, count: int) -> Self:
+        """The same in tensors of as many tokens."""
+        if (missing := count - self.token_mask.shape[1]) == 0:
+            return self
+        logprob, mask = (F.pad(one, (0, missing)) for one in (self.token_logprob, self.token_mask))
+        return replace(self, token_logprob=logprob, token_mask=mask)
 
     @property
     def share(self) -> Tensor:

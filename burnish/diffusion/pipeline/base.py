@@ -43,6 +43,8 @@ class FlowModel(Protocol):
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass
     device: torch.device  # where it runs
+    writer: str | None  # the part that writes tokens before it draws, if that is trained
+    denoises: bool  # whether a network is trained that predicts velocities
 
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
@@ -91,6 +93,21 @@ class FlowModel(Protocol):
             size: the size of samples.
             check_cancelled: called before a prompt is encoded; what it raises ends the work.
         """
+
+    def write(
+        self, network: nn.Module, conditioning: Gathered[Conditioning], keys: Sequence[tuple[Part, ...]], size: int
+    ) -> tuple[Gathered[Conditioning], list[Tensor]]:
+        """Tokens for each row, in its conditioning, and their log-probs [T]; none where no writer is trained.
+
+        Args:
+            network: this model's, or a copy of it.
+            conditioning: [B] rows, those of a prompt next to each other.
+            keys: [B] seeds, which alone decide on the tokens of a row.
+            size: rows that are written at once.
+        """
+
+    def token_logprobs(self, network: nn.Module, conditioning: Conditioning) -> Tensor:
+        """Log-probs [M, T] of the tokens of rows, with gradients; 0 beyond their ends."""
 
     def start(self, conditioning: Gathered[Conditioning], size: SampleSize, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
-from burnish.diffusion.pipeline.forwards import Call, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, tensors_in, told
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 from burnish.diffusion.steps import finished
 
@@ -205,7 +205,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (one, other)]
         return kinds[0] == kinds[1] and (isinstance(one, FakeTensor) or torch.equal(one, other))
-    return isinstance(one, torch.Generator) or bool(one == other)
+    return bool(one == other or told(one) == told(other))
 
 
 def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:
