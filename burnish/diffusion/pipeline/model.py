@@ -39,7 +39,7 @@ from burnish.diffusion.pipeline.runs import (
     Runner,
 )
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
-from burnish.diffusion.pipeline.writing import Asked, Asking, Question, token_logprobs, write
+from burnish.diffusion.pipeline.writing import Asked, Asking, Question, check_tokens, token_logprobs, write
 from burnish.registry import register
 from burnish.types.batch import Gathered
 from burnish.types.prompt import Prompt
@@ -115,6 +115,7 @@ class PipelineModel(LoadedPipeline):
         self.decodes_together = False  # whether small samples are the same, decoded together
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
+        self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
         self.forwards = Forwards(self.compute)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
@@ -189,6 +190,10 @@ class PipelineModel(LoadedPipeline):
         for rows in self._of_a_prompt(requests, size):
             question = self._question(requests.select(rows[:1]))
             found += write(part, question, [keys[row] for row in rows], self.compute)
+            if not self._reads_alike:
+                with torch.no_grad(), explained(self.class_name):
+                    check_tokens(part, question, *found[0], compute=self.compute)
+                self._reads_alike = True
         table = replace(requests, written=[ids for ids, _ in found])
         return Gathered(table=table, index=torch.arange(len(table))), [logprob for _, logprob in found]
 
@@ -331,7 +336,7 @@ class PipelineModel(LoadedPipeline):
         self, request: Requests, guidance: float, tables: Callable[[str, Tensor], Tensor] | None = None
     ) -> Program:
         """A run that is recorded; see ``program``."""
-        run = RecordedRun(self.forwards, self.device, tables, self.names)
+        run = RecordedRun(self.forwards, self.device, tables, (*self.names, *self.experts))
         with torch.no_grad(), explained(self.class_name):
             return Program(run, self.run(request, guidance, run))
 

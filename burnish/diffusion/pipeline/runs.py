@@ -368,11 +368,12 @@ class RecordedRun(PipelineRun):
 
     def __init__(
         self, forwards: Forwards, device: torch.device, tables: Callable[[str, Tensor], Tensor] | None = None,
-        trained: Collection[str] = (),
+        moving: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas; ``trained`` are names."""
+        """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas; ``moving`` are networks whose
+        outputs are no constants."""
         super().__init__(forwards)
-        self.trace, self._tables, self._trained = Trace(device), tables, trained
+        self.trace, self._tables, self._moving = Trace(device), tables, moving
         self.first: dict[Any, Tensor] = {}  # states of streams
         self.ends: list[int] = []  # by iteration, the entry that comes after its last step
         self.answers = 0  # of encoders
@@ -404,10 +405,11 @@ class RecordedRun(PipelineRun):
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if not self.trace.varies(arguments):
-            if name in self._trained:
+            if name in self._moving:
                 raise Unsupported(
-                    f"its {name}, which is trained (model.networks), also computes what all samples of a prompt share, "
-                    "as conditions of the image; leave it out of model.networks, or give prompts without images"
+                    f"its {name} also computes what all samples of a prompt share, such as keys of its images or its "
+                    "encoding, which would stay as it is while it learns; give prompts without images, or leave it out "
+                    "of model.networks"
                 )
             self.generic &= self.trace.is_paused
             with self.trace.paused():

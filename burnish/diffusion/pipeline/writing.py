@@ -15,10 +15,12 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
 from burnish.diffusion.pipeline.runs import EncoderCache
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.models.loading import quietly
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
+EXACT, ROUNDED = 1e-3, 5e-2  # nats that a token may differ by in the mean: in float32, and in less
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
 
@@ -126,6 +128,23 @@ def write(
     stops = {settings.eos_token_id} if isinstance(settings.eos_token_id, int) else {*(settings.eos_token_id or ())}
     lengths = [next((n for n, token in enumerate(row, 1) if token in stops), len(row)) for row in ids]
     return [(tuple(row[:n]), own[:n]) for row, own, n in zip(ids, logprob, lengths, strict=True)]
+
+
+def check_tokens(
+    part: Any, question: Question, written: Sequence[int], logprob: Tensor, *, compute: torch.dtype
+) -> None:
+    """Compare the log-probs [T] of tokens as they were written with those of all of them at once.
+
+    Raises:
+        Unsupported: they differ.
+    """
+    again = token_logprobs(part, question, [written], compute)[0].cpu()
+    apart = float((again - logprob).abs().mean())
+    if not apart <= (EXACT if compute == torch.float32 else ROUNDED):
+        raise Unsupported(
+            f"tokens that a {type(part).__name__} writes have other log-probs, by {apart:.2g} nats, once it reads all "
+            "of them; leave it out of model.networks"
+        )
 
 
 def token_logprobs(part: Any, question: Question, written: Sequence[Sequence[int]], compute: torch.dtype) -> Tensor:
