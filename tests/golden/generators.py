@@ -142,10 +142,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # frames and sound together
     "flow_grpo streams": ("ltx2", [GUIDED, *LTX2]),
     "diffusion_nft streams": ("ltx2", [TWO_TIMES, *LTX2]),
-    # tokens that are written before an image is drawn
     "flow_grpo written": ("ernie-image-rewritten", ["model.networks=[transformer, pe]", "algorithm.kl_coef=0.1"]),
-    "flow_grpo writer": ("glm-image",
-        ["model.networks=[vision_language_encoder]", "rollout.height=32", "rollout.width=32", ALL]),
     "diffusion_nft edit": ("instruct-pix2pix", [*NO_SIZE, TWO_TIMES, "data.train_files={files}/edits.jsonl"]),
     "flow_grpo quantised": ("sd3", ["model.quantization={weights: fp8_cast, text_encoders: fp8_cast}",
         "model.gradient_checkpointing=true"]),
@@ -153,8 +150,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 # in make thorough alone: what each has is in the mathematics, and most of it in others
 SELDOM = [
     "flow_grpo apart bypass", "flow_grpo best of", "flow_grpo bfloat16", "flow_grpo gdpo", "flow_grpo kl exact",
-    "flow_grpo last", "flow_grpo shared", "flow_grpo writer", "mix_grpo faster", "grpo_guard kl", "flow_dppo means",
-    "tempflow_grpo plain",
+    "flow_grpo last", "flow_grpo shared", "mix_grpo faster", "grpo_guard kl", "flow_dppo means", "tempflow_grpo plain",
     "branch_grpo parents", "diffusion_nft edit", "diffusion_nft ramp", "awm huber", "awm t2", "crd sampling",
     "dgpo old", "tdm_r1 all weights", "diffusion_dpo schedule", "distill ode", "draft lv level", "draft refl",
     "sft best", "awm scored",

@@ -6,7 +6,6 @@ from tests.support.model_runs import refused
 
 RAY = ["runtime=ray", "pools.train.processes=2"]
 SHARED = ["runtime=ray", "model.lora=null"]
-PE = "model.networks=[transformer, pe]"
 FEWER, LOW, CUDA = "model.quantization.weights=fp8_cast", "model.dtype=bfloat16", "model.device=cuda"
 
 
@@ -36,10 +35,8 @@ OPTIONS = {
     "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length", "513", "512"]),
     "a shift of none": ("sdxl", ["rollout.shift=3"], ["rollout.shift is 3", "EulerDiscreteScheduler"]),
     "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),
-    # parts that write tokens
-    "tokens for nft": ("ernie-image-rewritten", [PE, "algorithm=diffusion_nft"], ["has pe", "diffusion_nft learns"]),
-    "tokens of one path": ("ernie-image-rewritten", [PE, "algorithm=dance_grpo"], ["algorithm.shared_noise"]),
-    "tokens on ranks": ("ernie-image-rewritten", [PE, *RAY], ["pools.train has 2"]),
+    "tokens": ("ernie-image-rewritten", ["model.networks=[pe]", "algorithm=diffusion_nft"], ["nft learns none"]),
+    "tokens on ranks": ("ernie-image-rewritten", ["model.networks=[pe]", *RAY], ["pools.train has 2"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
     "fewer heads than ranks": (

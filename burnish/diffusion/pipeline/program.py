@@ -281,7 +281,11 @@ class Program:
         self.signature = signature_of([trace.tensors[x.number] if isinstance(x, Value) else x for x in self.prompt])
         settled = {id(entry) for one in segments for entry in one.settled}
         own = {one.number for one in self.prompt if isinstance(one, Value)}
-        self._prompted = depending((entry for entry in trace.entries if id(entry) in settled), own)
+        every = [entry for entry in trace.entries if id(entry) in settled]
+        # constants that are written to: each prompt writes to copies of its own
+        copies = [entry for entry in every if entry.writes and not entry.inputs]
+        own.update(number for entry in copies for number in entry.outputs)
+        self._prompted = [*copies, *depending(every, own)]
         own.update(number for entry in self._prompted for number in entry.outputs)
         reads = set[int]().union(*(one.reads for one in segments))
         self._own = reads & own  # values that depend on the prompt
