@@ -26,6 +26,7 @@ from burnish.diffusion.pipeline.contexts import check_contexts
 from burnish.diffusion.pipeline.loading import (
     check_parts,
     check_teacher,
+    classes_of,
     family_of,
     load_model,
     load_outline,
@@ -34,6 +35,7 @@ from burnish.diffusion.pipeline.loading import (
     read_index,
     standard_side,
 )
+from burnish.diffusion.pipeline.networks import writers
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.records import sampled_settings
@@ -257,11 +259,35 @@ class FlowAssembly(Assembly):
             self.check_split_sequences()
         self.check_drawn(self.config.rewards, self._drawn_from, "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
+        self.check_writer()
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self.check_sizes(self.config.rewards, *sized)
+
+    def check_writer(self) -> None:
+        """Refuse to train a part that writes tokens where nothing can learn them, by model_index.json alone."""
+        config, how = self.config, self.needs.recording
+        writing = writers(classes_of(read_index(config.model)[1]), config.model.networks or ())
+        if not writing:
+            return
+        said = f"model.networks has {writing[0]}, which writes tokens for each sample"
+        if not self.needs.tokens:
+            raise UserError(
+                f"{said}, but {config.algorithm.name} learns none; choose a policy gradient such as flow_grpo, or "
+                "leave it out: frozen, it writes once for each prompt"
+            )
+        if how is not None and how.shared_noise:
+            raise UserError(
+                f"{said}, but {config.algorithm.name} has samples of a prompt share their first steps "
+                "(algorithm.shared_noise); set it to false, or choose flow_grpo"
+            )
+        if config.ranks > 1:
+            raise UserError(
+                f"{said}, which one process can train alone, but pools.train has {config.ranks}; set "
+                "pools.train.processes=1, or leave it out"
+            )
 
     def check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""

@@ -47,6 +47,9 @@ class AnnotatedSteps(Batch):
     old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
     reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
+    token_old: Tensor  # [B, T] log-probs that ratios of tokens refer to
+    token_learner: Tensor  # [B, T] under the policy that learns, before its first step; the sampler's if unread
+    token_reference: Tensor  # [B, T] under the reference; [B, 0] if unread
     metrics: dict[str, float] = shared(default_factory=dict)
 
 
@@ -57,19 +60,36 @@ class StepBatch(AnnotatedSteps):
     advantage: Tensor  # [B, K], or of each stream [B, K, S]
     weight: Tensor  # [B, K] of a term in the loss; it is not in the count that the loss is divided by
     trained: Tensor  # [B, K] bool: the others are no terms at all
+    token_advantage: Tensor  # [B] of all tokens of a sample
+    token_weight: Tensor  # [B, T] of a token in the loss; 0 where there is none, or none that is trained
 
     def costs(self) -> list[int]:
-        """Steps that are trained of each sample."""
-        return [int(steps) for steps in self.trained.sum(1).tolist()]
+        """Steps that are trained of each sample; 1 where only its tokens are."""
+        return [int(steps) for steps in actions(self.trained, self.token_weight).tolist()]
 
-    def micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms]:
+    def micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms | TokenTerms]:
         """Its trained steps in forward passes of ``size`` at most; all steps of a sample in the same one, however many
-        they are, where samples stay whole."""
+        they are, where samples stay whole. Tokens come after them, all of a sample in the same pass."""
+        yield from self._micro_batches(size, whole_samples=whole_samples)
+        written = self.token_weight.any(1).nonzero().flatten()
+        if len(written):
+            yield from self.select(written).token_terms().split(size)
+
+    def token_terms(self) -> TokenTerms:
+        """A row per sample: [B]."""
+        trace = self.scored.trace
+        return TokenTerms(
+            conditioning=trace.conditioning, mask=trace.token_mask, sampled=trace.token_logprob, old=self.token_old,
+            reference=self.token_reference, advantage=self.token_advantage, weight=self.token_weight,
+            kl_factor=self.scored.scores.kl_factor, old_logprobs=self.old_logprobs,
+        )  # fmt: skip
+
+    def _micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms]:
         if not whole_samples:
             yield from self.terms().split(size)
             return
         parts, taken = list[list[int]](), size
-        for row, count in enumerate(self.costs()):
+        for row, count in enumerate(self.trained.sum(1).tolist()):
             if count and taken + count > size:
                 parts.append([])
                 taken = 0
@@ -162,6 +182,31 @@ class StepTerms(Batch):
                 here = to_device(rows, value.device)
                 metrics[f"{name}/step_{number}"] = (value.index_select(0, here).sum(), len(rows))
         return metrics
+
+
+@dataclass(kw_only=True)
+class TokenTerms(Batch):
+    """Samples whose tokens are terms of the loss: one row of a forward each."""
+
+    conditioning: Requests  # has the tokens
+    mask: Tensor  # [M, T] bool
+    sampled: Tensor  # [M, T] log-probs under the weights that sampled
+    old: Tensor  # [M, T]
+    reference: Tensor  # [M, T]; [M, 0] if unread
+    advantage: Tensor  # [M]
+    weight: Tensor  # [M, T]
+    kl_factor: list[float]  # [M] of the KL to the reference
+    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
+
+
+def actions(trained: Tensor, tokens: Tensor) -> Tensor:
+    """What a sample counts in the mean of a loss, [B]: its trained steps, or 1 where only tokens are trained.
+
+    Args:
+        trained: [B, K] bool.
+        tokens: [B, T], not 0 where a token is trained.
+    """
+    return torch.maximum(trained.sum(1), tokens.any(1).long())
 
 
 def taken_once(trace: Denoising, group: Tensor, present: Tensor) -> Tensor:

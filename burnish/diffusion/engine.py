@@ -70,6 +70,15 @@ class BranchIds:
         return cls(node, first)
 
 
+def with_tokens(path: Denoising, logprobs: list[Tensor]) -> Denoising:
+    """Samples with the log-probs [T] of what was written for each; nothing was where there are none."""
+    if not logprobs:
+        return path
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    mask = pad([torch.ones_like(one, dtype=torch.bool) for one in logprobs])
+    return replace(path, token_logprob=pad(logprobs), token_mask=mask)
+
+
 class FlowEngine:
     """The default engine: the trainer's network itself, so that no weights have to be published."""
 
@@ -80,10 +89,15 @@ class FlowEngine:
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
+        if not self.model.denoises:
+            job = replace(job, recording=None)  # of steps there is nothing to learn
         guidance = self.options_of(job).guidance_scale
         with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
             role = replace(network, guidance=guidance, around=partial(step.forward, job.check_cancelled))
             conditioning = self.condition(job.prompts, job)
+            keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
+            names: list[tuple[random.Part, ...]] = [(*key, sample, "tokens") for key, sample in keys]
+            conditioning, logprobs = role.write(conditioning, names, self.options.batch_size)
             with step.forward():
                 self.model.verify(conditioning, guidance=guidance)
                 schedule = self.model.schedule(conditioning)
@@ -106,7 +120,7 @@ class FlowEngine:
             for run in runs * len(pauses):
                 next(run)
             for rows, run in zip(batches, runs, strict=True):
-                part = yield from run  # which pauses no more
+                part = with_tokens((yield from run), logprobs[rows])  # it pauses no more
                 yield rows, part, self.model.decode(part.latents, part.conditioning)
 
     def options_of(self, job: FlowJob | None = None) -> RolloutOptions:

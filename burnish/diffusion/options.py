@@ -67,7 +67,7 @@ class ModelOptions(CommonModelOptions):
 
     networks: list[str] | None = None
     """Which parts of the pipeline are trained, by their names in model_index.json; null trains all that predict
-    velocities (both experts of Wan 2.2)."""
+    velocities (both experts of Wan 2.2). One may be a part that writes tokens before an image is drawn."""
     vae_tiling: bool = False
     """Decode large images and videos in overlapping tiles: less memory, and slightly other pixels at the seams."""
 

@@ -26,6 +26,7 @@ from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded
 from burnish.training.tensor_parallel import COLUMNS, ROWS, Fused, styles_of
 from burnish.types.rollout import Prompt, Requests
+from burnish.utils import random
 from burnish.utils.errors import UserError
 
 SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
@@ -55,6 +56,18 @@ class NetworkRole:
         with self.around(), self.active() as network:
             predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
+
+    def write(
+        self, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
+    ) -> tuple[Requests, list[Tensor]]:
+        """Tokens of samples, in their conditioning, and their log-probs; see ``FlowModel.write``."""
+        with self.around(), self.active() as network:
+            return self.model.write(network, conditioning, keys, size)
+
+    def token_logprobs(self, conditioning: Requests) -> Tensor:
+        """Log-probs [M, T] of the tokens of samples, with gradients; 0 beyond their ends."""
+        with self.around(), self.active() as network:
+            return self.model.token_logprobs(network, conditioning)
 
 
 @dataclass(frozen=True)

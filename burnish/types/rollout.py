@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.batch import Batch, heavy, on_host, shared, to_device
@@ -57,6 +58,12 @@ class Requests(Batch):
     height: int | None = shared()  # in pixels; None takes the model's default
     width: int | None = shared()
     steps: int = shared()  # of the schedule that times are of
+    # [B] ids of what was written for a sample before it was drawn; () where samples of a prompt share that
+    written: list[tuple[int, ...]] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.written is None:
+            self.written = [()] * len(self.prompts)
 
     def each(self) -> list[Requests]:
         """Every row on its own."""
@@ -122,8 +129,13 @@ class Denoising(Path):
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
     streams: Streams = shared(default=())  # S that have advantages of their own
+    token_logprob: Tensor = on_host(default=None)  # [B, T] of tokens that were written first, by the sampling weights
+    token_mask: Tensor = on_host(default=None)  # [B, T] bool: where there are some
 
     def __post_init__(self) -> None:
+        if self.token_logprob is None:
+            self.token_logprob = torch.zeros(len(self.latents), 0)
+            self.token_mask = self.token_logprob.bool()
         if self.noised is None:
             self.noised = all_noised(self.latents)
         if self.stream_logprob is None:
@@ -135,7 +147,15 @@ class Denoising(Path):
     def cat(cls, batches: Sequence[Self]) -> Self:
         if len({batch.noised.shape[1:] for batch in batches}) > 1:
             batches = [replace(batch, noised=read(batch.noised).expand(batch.latents.shape)) for batch in batches]
-        return super().cat(batches)
+        longest = max(batch.token_mask.shape[1] for batch in batches)
+        return super().cat([batch._with_tokens(longest) for batch in batches])
+
+    def _with_tokens(self, count: int) -> Self:
+        """The same in tensors of as many tokens."""
+        if (missing := count - self.token_mask.shape[1]) == 0:
+            return self
+        logprob, mask = (F.pad(one, (0, missing)) for one in (self.token_logprob, self.token_mask))
+        return replace(self, token_logprob=logprob, token_mask=mask)
 
     @property
     def share(self) -> Tensor:

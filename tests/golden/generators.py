@@ -146,6 +146,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "diffusion_nft streams": ("ltx2", [TWO_TIMES, *LTX2]),
     "diffusion_nft omni": ("ltx2", [TWO_TIMES, *LTX2, "algorithm.advantage_aggregation=each", "algorithm.kl_coef=0.1",
         "rewards.loud.stream=audio", "rewards.brightness.stream=video"]),
+    "flow_grpo written": ("ernie-image-rewritten", ["model.networks=[transformer, pe]", "algorithm.kl_coef=0.1"]),
     "diffusion_nft edit": ("instruct-pix2pix", [*NO_SIZE, TWO_TIMES, "data.train_files={files}/edits.jsonl"]),
     "flow_grpo quantised": ("sd3", ["model.quantization={weights: fp8_cast, text_encoders: fp8_cast}",
         "model.gradient_checkpointing=true"]),

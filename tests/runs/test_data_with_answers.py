@@ -24,6 +24,7 @@ GIVEN = ["data.scores={reward: 1}", "algorithm.train_timesteps=2"]
         ("language", "grpo scored"),
         ("language", "grpo replay"),
         ("generators", "flow_grpo replay"),
+        ("generators", "flow_grpo written"),
         *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),
     ],
 )

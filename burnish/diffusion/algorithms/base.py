@@ -89,6 +89,7 @@ class Needs:
     tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly N; 0 is no tree
     best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
     teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
+    tokens: bool = False  # also learns what is written before images are drawn
     each_reward: bool = False  # rewards are compared one by one, so several have to count
     reads: RewardsRead = field(default_factory=dict)
     reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable

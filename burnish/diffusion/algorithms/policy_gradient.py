@@ -30,10 +30,10 @@ from burnish.rl.kl import gated_kl, kl_estimate, one_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms
+    from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms, TokenTerms
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Transition
-    from burnish.types.rollout import Loss, Scored, Steps
+    from burnish.types.rollout import Denoising, Loss, Requests, Scored, Steps
 
 EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -207,7 +207,7 @@ class StepPolicyGradient(PolicyGradient):
         return Needs(
             recording=self.recording(), reference=held, lagged=tuple(self.lagged) if held else (),
             best_of=self.best_of or 0, groups=advantage.groups, samples=advantage.samples,
-            each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
+            each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self), tokens=True,
         )  # fmt: skip
 
     def recording(self) -> Recording:
@@ -226,7 +226,8 @@ class StepPolicyGradient(PolicyGradient):
 
         from burnish.diffusion.batches import AnnotatedSteps
 
-        shape, steps = scored.trace.logprob.shape, scored.trace.steps()
+        shape, size = scored.trace.logprob.shape, roles.micro_batch_size
+        steps, trace = scored.trace.steps(), scored.trace
 
         def logprobs(step: Transition, part: Steps) -> Tensor:  # of all of a state, and of each stream
             each = step.stream_logprobs(part.next_state, self.density, part.streams, part.stream_share)
@@ -235,9 +236,15 @@ class StepPolicyGradient(PolicyGradient):
         def mean(step: Transition, part: Steps) -> Tensor:
             return step.mean
 
+        def means(role: Role) -> Tensor:
+            return self.read(mean, steps, roles, role, kept=True) if len(steps) else unread
+
         def difference() -> float:
-            probe = steps.select(slice(0, roles.micro_batch_size))
-            return float((self.read(logprobs, probe, roles)[:, 0] - probe.logprob).abs().max()) if len(probe) else 0.0
+            probe, tokens = steps.select(slice(0, size)), trace.select(slice(0, size))
+            apart = [self.read(logprobs, probe, roles)[:, 0] - probe.logprob] if len(probe) else []
+            if tokens.token_mask.any():
+                apart.append(in_tokens(tokens, roles.policy, size) - tokens.token_logprob)
+            return max((float(one.abs().max()) for one in apart), default=0.0)
 
         old_logprobs, metrics = self.old_logprobs(roles, difference)
         forward = old_logprobs == "recomputed" or self.rollout_correction is not None
@@ -248,9 +255,16 @@ class StepPolicyGradient(PolicyGradient):
         unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and (old_logprobs == "sampler" or not roles.on_policy)
-        old_mean = self.read(mean, steps, roles, kept=True) if needed else unread
+        old_mean = means(roles.policy) if needed else unread
+        token_old = token_reference = trace.token_logprob
+        token_learner = trace.token_logprob
+        if forward and token_old.shape[1]:
+            token_learner = in_tokens(trace, roles.policy, size)
+            token_old = token_learner if old_logprobs == "recomputed" else token_old
         with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
-            reference = self.read(mean, steps, roles, roles.reference, kept=True) if self.kl_coef > 0 else unread
+            reference = means(roles.reference) if self.kl_coef > 0 else unread
+            if self.kl_coef > 0 and token_old.shape[1]:
+                token_reference = in_tokens(trace, roles.reference, size)
         return AnnotatedSteps(
             scored=scored,
             old=old.reshape(*shape, *old.shape[1:]),
@@ -258,6 +272,9 @@ class StepPolicyGradient(PolicyGradient):
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
             old_logprobs=old_logprobs,
+            token_old=token_old,
+            token_learner=token_learner,
+            token_reference=token_reference,
             metrics=metrics,
         )
 
@@ -282,7 +299,7 @@ class StepPolicyGradient(PolicyGradient):
             return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
 
     def compute_advantages(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
-        from burnish.diffusion.batches import StepBatch
+        from burnish.diffusion.batches import StepBatch, actions
         from burnish.rl.algorithm import advantage_metrics
 
         scored, trace = annotated.scored, annotated.scored.trace
@@ -298,15 +315,41 @@ class StepPolicyGradient(PolicyGradient):
                 learner, sampled, trained, time, scale, compares=self.part("surrogate").compares
             )
             weight, metrics = weight * factor, metrics | corrected
-        batch = StepBatch(**vars(annotated), advantage=advantage, weight=weight, trained=trained)
-        metrics |= advantage_metrics(scored.scores, advantage)
-        some = trained.any(1)
+        credit, tokens, corrected = self.token_credit(annotated, trained)
+        metrics |= corrected
+        batch = StepBatch(
+            **vars(annotated), advantage=advantage, weight=weight, trained=trained, token_advantage=credit,
+            token_weight=tokens,
+        )  # fmt: skip
+        metrics |= advantage_metrics(scored.scores, advantage if advantage.numel() else credit)
+        some = actions(trained, tokens) > 0
         return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Advantage of each recorded step, [B, K], or of its streams, [B, K, S], and whether its sample has a reward,
         bool."""
         return stream_advantages(self, scored, scored.trace.logprob.shape[1])
+
+    def token_credit(self, annotated: AnnotatedSteps, trained: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        """Advantage of the tokens of each sample [B], and the weight of each token [B, T]: together those of a sample
+        weigh as much as its ``trained`` steps [B, K], or as one where no step is learned from. And metrics."""
+        from burnish.diffusion.batches import best_worst
+        from burnish.rl.advantages import Rewards
+
+        scored, mask = annotated.scored, annotated.scored.trace.token_mask
+        if not mask.shape[1]:
+            return mask.float().sum(1), mask.float(), {}
+        rewards = Rewards.of(scored.scores, scored.group, 1)
+        credit, _ = self.clipped(advantages_of(self, rewards).advantage, rewards.mask)
+        kept = rewards.mask if self.best_of is None else rewards.mask & best_worst(scored, self.best_of)
+        factor, kept, corrected = (mask & kept).float(), mask & kept, dict[str, float]()
+        if self.rollout_correction is not None:
+            factor, kept, found = self.rollout_correction.apply(
+                annotated.token_learner, scored.trace.token_logprob, kept
+            )
+            corrected = {name.replace("/", "/token_"): value for name, value in found.items()}
+        share = trained.sum(1, keepdim=True).clamp_min(1) / mask.sum(1, keepdim=True).clamp_min(1)
+        return credit[:, 0], factor * kept * share, corrected
 
     def step_weights(self, scored: Scored) -> Tensor:
         """Weight of each recorded step in the loss, [B, K]."""
@@ -323,12 +366,14 @@ class StepPolicyGradient(PolicyGradient):
             trained &= best_worst(scored, self.best_of)
         return trained
 
-    def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
+    def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms | TokenTerms]:
         return batch.micro_batches(size, whole_samples=self.part("surrogate").whole_samples)
 
-    def loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
-        from burnish.diffusion.batches import by_stream
+    def loss(self, part: StepTerms | TokenTerms, roles: FlowRoles) -> Loss:
+        from burnish.diffusion.batches import TokenTerms, by_stream
 
+        if isinstance(part, TokenTerms):
+            return self.token_loss(part, roles)
         return by_stream(self.stream_loss, part, roles)
 
     def stream_loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
@@ -353,6 +398,25 @@ class StepPolicyGradient(PolicyGradient):
         extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
         return Loss(loss.sum(), sums(values) | part.metrics_by_step(values), extremes)
 
+    def token_loss(self, part: TokenTerms, roles: FlowRoles) -> Loss:
+        """PPO's clipped ratio of every token, and the KL to the reference, with what each reports as ``token_NAME``."""
+        from burnish.rl.objectives import ppo_clip
+        from burnish.types.rollout import Loss
+
+        logprob, mask = of_tokens(roles.policy, part.conditioning, part.mask.shape[1]), part.mask
+        old = logprob.detach() if part.old_logprobs != "sampler" and roles.fresh else part.old
+        found = ppo_clip(logprob, old, part.advantage[:, None].expand_as(old), mask)
+        loss, values = found.loss, dict[str, Any](found.metrics)
+        values |= {"actor/pg_loss": loss, "actor/ratio_mean": found.ratio}
+        if not roles.moved:
+            values["rollout_corr/logprob_abs_diff"] = (logprob - part.sampled).abs()
+        if self.kl_coef > 0:
+            values["actor/kl_loss"] = kl = kl_estimate(logprob, part.reference, mask, "k3")
+            loss = loss + self.kl_coef * gated_kl(kl, part.kl_factor)
+        reported = {name.replace("/", "/token_"): value for name, value in values.items()}
+        sums: dict[str, Any] = {name: (value.detach()[mask].sum(), mask.sum()) for name, value in reported.items()}
+        return Loss((loss * part.weight).sum(), sums)
+
     def step_objective(
         self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -362,7 +426,7 @@ class StepPolicyGradient(PolicyGradient):
         return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
 
     def size(self, batch: StepBatch) -> int:
-        return int(batch.trained.sum())
+        return sum(batch.costs())
 
     def after_update(self, roles: FlowRoles, update: int) -> Metrics:
         lag = self.lagged.get("reference") if self.kl_coef > 0 else None
@@ -410,6 +474,23 @@ def stream_advantages(algorithm: AdvantageAlgorithm, scored: Scored, actions: in
     advantage = torch.stack([advantages_of(algorithm, rewards).advantage for rewards in each], -1)
     algorithm.__dict__[ADVANTAGES] = advantage.mean((1, 2)).masked_fill(scores.missing, torch.nan).tolist()
     return advantage, each[0].mask[..., None].expand_as(advantage)
+
+
+def of_tokens(role: Any, conditioning: Requests, width: int) -> Tensor:
+    """Log-probs [M, T] of the tokens of samples under a network, ``width`` of each, with gradients."""
+    import torch
+
+    found = role.token_logprobs(conditioning)
+    return torch.nn.functional.pad(found, (0, width - found.shape[1]))
+
+
+def in_tokens(trace: Denoising, role: Any, size: int) -> Tensor:
+    """The same [B, T] of all samples, ``size`` at once, without gradients."""
+    import torch
+
+    with torch.no_grad():
+        width, parts = trace.token_mask.shape[1], trace.split(size)
+        return torch.cat([of_tokens(role, part.conditioning, width).cpu() for part in parts])
 
 
 def summed(loss: Tensor, values: dict[str, Any]) -> Loss:

@@ -32,6 +32,8 @@ class FlowModel(Protocol):
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass
     device: torch.device  # where it runs
+    writer: str | None  # the part that writes tokens before it draws, if that is trained
+    denoises: bool  # whether a network is trained that predicts velocities
 
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
@@ -77,6 +79,21 @@ class FlowModel(Protocol):
             prompts: one per row.
             size: height and width in pixels, and steps; see ``Requests``.
         """
+
+    def write(
+        self, network: nn.Module, conditioning: Requests, keys: Sequence[tuple[Part, ...]], size: int
+    ) -> tuple[Requests, list[Tensor]]:
+        """Tokens for each row, in its conditioning, and their log-probs [T]; none where no writer is trained.
+
+        Args:
+            network: this model's, or a copy of it.
+            conditioning: [B] rows, those of a prompt next to each other.
+            keys: [B] seeds, which alone decide on the tokens of a row.
+            size: rows that are written at once.
+        """
+
+    def token_logprobs(self, network: nn.Module, conditioning: Requests) -> Tensor:
+        """Log-probs [M, T] of the tokens of rows, with gradients; 0 beyond their ends."""
 
     def start(self, conditioning: Requests, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.

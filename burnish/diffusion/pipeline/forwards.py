@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -79,13 +80,20 @@ def kind_of(call: Call) -> str:
         if isinstance(value, list):
             return sorted({f"{item.dtype} {item.ndim}" if isinstance(item, Tensor) else "" for item in value})
         if not isinstance(value, Tensor):
-            return value
+            return told(value)
         content = b"" if rowed or not value.ndim else value.cpu().contiguous().view(torch.uint8).numpy()
         # the first state of some has the precision of their weights, and those that follow have more
         dtype = torch.float32 if rowed and value.is_floating_point() else value.dtype
         return dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
 
     return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.rowed))}"
+
+
+def told(value: Any) -> Any:
+    """What an argument that is no tensor is compared by: of objects, as caches of attention, all that they hold."""
+    if isinstance(value, torch.Generator):
+        return torch.Generator
+    return pickle.dumps(value) if hasattr(value, "__dict__") and not callable(value) else value
 
 
 def groups(calls: Sequence[Call]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from burnish.diffusion.pipeline.networks import (
     leave_out_unread_text,
     recompute,
     together,
+    writers,
 )
 from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.loading import quietly
@@ -47,6 +48,8 @@ class LoadedPipeline:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
         self.class_name = type(pipeline).__name__
         self.names = denoisers(pipeline.components, options.networks)
+        self.writer = next(iter(writers(pipeline.components, self.names)), None)  # of tokens, if it is trained
+        self.denoises = self.names != (self.writer,)  # whether a network is trained that predicts velocities
         for name in self.names:
             leave_out_unread_text(getattr(pipeline, name))
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
@@ -116,9 +119,11 @@ class LoadedPipeline:
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
-        for network in model.networks.values():
+        for name, network in model.networks.items():
             for part in away:  # parts leave the device whenever what is trained runs
                 network.register_forward_pre_hook(part.leave)
+            if name == model.writer:
+                continue
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
             if options.compile:
@@ -157,6 +162,10 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
+    def networks_of(self, network: nn.Module) -> Mapping[str, nn.Module]:
+        """The same of a copy of ``network``."""
+        return by_name(network, self.names)
+
     @property
     def experts(self) -> list[str]:
         """Networks that predict velocities, too, and are not trained."""
@@ -172,8 +181,9 @@ class LoadedPipeline:
 
     def recompute_activations(self, blocks: bool | int = True) -> None:
         """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
-        for network in self.networks.values():
-            recompute(network, blocks)
+        for name, network in self.networks.items():
+            if name != self.writer:  # its class would do without the cache that tokens are read by
+                recompute(network, blocks)
         vae: Any = getattr(self.pipeline, "vae", None)
         if getattr(vae, "_supports_gradient_checkpointing", False):
             vae.enable_gradient_checkpointing()
@@ -258,10 +268,12 @@ class LoadedPipeline:
         for name, trained in self.networks.items():
             mark = f"{name}." if len(self.names) > 1 else ""
             own = {key.removeprefix(mark): value for key, value in weights.items() if key.startswith(mark)}
+            kind, writes = type(trained), name == self.writer
             with torch.device("meta"):
-                plain[name] = type(trained).from_config(dict(trained.config))
+                plain[name] = kind(trained.config) if writes else kind.from_config(dict(trained.config))
             plain[name].load_state_dict(own, assign=True)
-            plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
+            if not writes:
+                plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
         with quietly():

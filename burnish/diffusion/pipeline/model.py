@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,6 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
-from burnish.diffusion.pipeline.networks import by_name
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
@@ -38,6 +38,7 @@ from burnish.diffusion.pipeline.runs import (
     Runner,
 )
 from burnish.diffusion.pipeline.schedules import Unsupported, check_scheduler
+from burnish.diffusion.pipeline.writing import Asked, Asking, Question, check_tokens, token_logprobs, write
 from burnish.registry import register
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests, Streams
@@ -110,7 +111,9 @@ class PipelineModel(LoadedPipeline):
         self.arguments.read_rate(pipeline.components.values())
         self.shares = True  # whether rows share a forward
         self.decodes_together = False  # whether small samples are the same, decoded together
+        self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
+        self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
         self.forwards = Forwards(self.compute)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
@@ -167,6 +170,56 @@ class PipelineModel(LoadedPipeline):
         return torch.stack(
             [self.initial_latents(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)]
         )
+
+    def write(
+        self, network: nn.Module, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
+    ) -> tuple[Requests, list[Tensor]]:
+        if self.writer is None:
+            return conditioning, []
+        part = self.networks_of(network)[self.writer]
+        found: list[tuple[tuple[int, ...], Tensor]] = []
+        for rows in self._of_a_prompt(conditioning, size):
+            question = self._question(conditioning.select(rows[:1]))
+            found += write(part, question, [keys[row] for row in rows], self.compute)
+            if not self._reads_alike:
+                with torch.no_grad(), explained(self.class_name):
+                    check_tokens(part, question, *found[0], compute=self.compute)
+                self._reads_alike = True
+        return replace(conditioning, written=[ids for ids, _ in found]), [logprob for _, logprob in found]
+
+    def token_logprobs(self, network: nn.Module, conditioning: Requests) -> Tensor:
+        assert self.writer is not None, "nothing writes"
+        part, parts = self.networks_of(network)[self.writer], list[Tensor]()
+        longest = max(map(len, conditioning.written))
+        for rows in self._of_a_prompt(conditioning, len(conditioning)):
+            some = conditioning.select(rows)
+            found = token_logprobs(part, self._question(some), some.written, self.compute)
+            parts.append(torch.nn.functional.pad(found, (0, longest - found.shape[1])))
+        return torch.cat(parts)
+
+    def _of_a_prompt(self, requests: Requests, size: int) -> Iterator[list[int]]:
+        """Rows of the same prompt, neighbours, ``size`` at most at once."""
+        for _, group in groupby(range(len(requests)), lambda row: requests.prompts[row].uid):
+            rows = list(group)
+            yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+    def _question(self, requests: Requests) -> Question:
+        """What the writer is asked for the prompt of the first row."""
+        request = replace(requests.select([0]), written=[()])
+        guidance = self.rollout.guidance_scale
+
+        def asked() -> Question:
+            with explained(self.class_name), torch.no_grad():
+                try:
+                    self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
+                except Asked as found:
+                    return Question.of(self.networks[self.writer or ""], found.arguments)
+                raise Unsupported(
+                    f"its {self.writer} writes nothing with these options; leave it out of model.networks, or turn it "
+                    "on in rollout.call"
+                )
+
+        return self._questions.get((request.prompts[0].uid, request.height, request.width), asked)
 
     def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
         size = max(TOGETHER // latents[0].numel(), 1) if self.decodes_together else 1
@@ -229,7 +282,7 @@ class PipelineModel(LoadedPipeline):
         computed = [self._velocity(request, guidance, state, at) for request, state, at in rows]
         places = [(request.prompts[0], at) for request, _, at in rows]
         order = [places.index(place) for place in places]  # rows of a prompt at one time are neighbours
-        networks = self._run.answering | dict(by_name(network, self.names))
+        networks = self._run.answering | dict(self.networks_of(network))
         velocity = torch.cat(
             self.forwards.answered(networks, computed, agree, self.names, shares=self.shares, order=order)
         )
@@ -273,7 +326,7 @@ class PipelineModel(LoadedPipeline):
         self, request: Requests, guidance: float, tables: Callable[[str, Tensor], Tensor] | None = None
     ) -> Program:
         """A run that is recorded; see ``program``."""
-        run = RecordedRun(self.forwards, self.device, tables)
+        run = RecordedRun(self.forwards, self.device, tables, (*self.names, *self.experts))
         with torch.no_grad(), explained(self.class_name):
             return Program(run, self.run(request, guidance, run))
 
@@ -301,7 +354,7 @@ class PipelineModel(LoadedPipeline):
                 known[program.signature] = program.bound_to({})  # without what is this prompt's own
             return program
 
-        return self._programs.get((request.prompts[0].uid, *shape), made)
+        return self._programs.get((request.prompts[0].uid, *request.written, *shape), made)
 
     def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any]:
         """What encoders give for a prompt, in their first so many results."""
@@ -312,9 +365,9 @@ class PipelineModel(LoadedPipeline):
         return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
-        uid = request.prompts[0].uid
-        key = uid, request.height, request.width, guidance > 1
-        return self._tapes.get(key, lambda: EncoderCache(seed=int(uid, 16) >> 2))
+        uid, written = request.prompts[0].uid, request.written[0]
+        key = uid, written, request.height, request.width, guidance > 1
+        return self._tapes.get(key, lambda: EncoderCache(int(uid, 16) >> 2, written))
 
     def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""

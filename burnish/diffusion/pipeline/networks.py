@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -95,8 +95,11 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
             raise UserError(
                 f"model.networks is {list(chosen)}; name each network that is trained once, of {usual}, or remove it"
             )
+        if len(writing := writers(parts, chosen)) > 1:
+            raise UserError(f"model.networks has {' and '.join(writing)}, which both write tokens; choose one of them")
         # diffusers takes its encoders from transformers, and what they make is no velocity
-        if encoders := [name for name in chosen if modules[name].__module__.startswith("transformers.")]:
+        encoders = [name for name in chosen if modules[name].__module__.startswith("transformers.")]
+        if encoders := [name for name in encoders if name not in writing]:
             raise UserError(
                 f"model.networks has {encoders[0]!r}, a {modules[encoders[0]].__name__}, which predicts no velocity; "
                 f"name {usual}, or remove it"
@@ -113,6 +116,11 @@ def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[s
             "pipeline that has one, or name it in model.networks"
         )
     return tuple(found)
+
+
+def writers(parts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of some parts, or of their classes, that write tokens."""
+    return [name for name in names if hasattr(parts[name], "generate")]
 
 
 TOKENS, TEXT = 4, 3  # of what is compared

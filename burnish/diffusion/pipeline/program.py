@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map_only, tree_unflatten
 
-from burnish.diffusion.pipeline.forwards import Call, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, tensors_in, told
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 from burnish.diffusion.steps import finished
 
@@ -203,7 +203,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (one, other)]
         return kinds[0] == kinds[1] and (isinstance(one, FakeTensor) or torch.equal(one, other))
-    return isinstance(one, torch.Generator) or bool(one == other)
+    return bool(one == other or told(one) == told(other))
 
 
 def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:
@@ -280,7 +280,11 @@ class Program:
         self.signature = signature_of([trace.tensors[x.number] if isinstance(x, Value) else x for x in self.prompt])
         settled = {id(entry) for one in segments for entry in one.settled}
         own = {one.number for one in self.prompt if isinstance(one, Value)}
-        self._prompted = depending((entry for entry in trace.entries if id(entry) in settled), own)
+        every = [entry for entry in trace.entries if id(entry) in settled]
+        # constants that are written to: each prompt writes to copies of its own
+        copies = [entry for entry in every if entry.writes and not entry.inputs]
+        own.update(number for entry in copies for number in entry.outputs)
+        self._prompted = [*copies, *depending(every, own)]
         own.update(number for entry in self._prompted for number in entry.outputs)
         reads = set[int]().union(*(one.reads for one in segments))
         self._own = reads & own  # values that depend on the prompt

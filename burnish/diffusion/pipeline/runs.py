@@ -60,9 +60,9 @@ class EncoderCache:
     recorded.
     """
 
-    def __init__(self, seed: int) -> None:
-        """Args: ``seed`` of all that is random in the prompt's condition."""
-        self.seed, self.bytes = seed, 0
+    def __init__(self, seed: int, written: Sequence[int] = ()) -> None:
+        """Args: ``seed`` of all that is random in the prompt's condition; ``written`` are tokens of a sample's own."""
+        self.seed, self.written, self.bytes = seed, written, 0
         self._results: list[tuple[list[Any], Any]] = []  # leaves, tensors with the device where they belong; and tree
         self._drawn = 0
 
@@ -96,6 +96,14 @@ class EncoderCache:
             return functools.wraps(function)(answered)
 
         return answers
+
+    def written_by(self, part: Any, /, **arguments: Any) -> Tensor:
+        """What a part's ``generate`` returns: the tokens that are given, or else what it writes by itself."""
+        if self.written:
+            asked: Tensor = arguments["input_ids"]
+            return torch.cat([asked, asked.new_tensor([self.written])], 1)
+        torch.manual_seed(self.seed)  # on a GPU, too, which it would draw on
+        return part.generate(**arguments)  # type: ignore[no-any-return]
 
     def _generator(self, given: torch.Generator) -> torch.Generator:
         self._drawn += 1  # not the place on the tape, which depends on guidance
@@ -156,7 +164,11 @@ class Runner:
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
         def network(name: str, part: nn.Module) -> Proxy:
-            return Proxy(part, lambda *a, **k: run.call(name, part, named(part.forward, a, k)), **facts.get(name, {}))
+            known = dict(facts.get(name, {}))
+            if hasattr(part, "generate"):
+                tokens = tape if name in self.names else EncoderCache(tape.seed)
+                known["generate"] = answering(functools.partial(tokens.written_by, part))
+            return Proxy(part, lambda *a, **k: run.call(name, part, named(part.forward, a, k)), **known)
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
         own["scheduler"] = stand_in_scheduler(self.scheduler, run, linear=self._linear)
@@ -338,12 +350,14 @@ class RecordedRun(PipelineRun):
     reads_times = True
 
     def __init__(
-        self, forwards: Forwards, device: torch.device, tables: Callable[[str, Tensor], Tensor] | None = None
-    ) -> None:
-        """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas."""
+        self, forwards: Forwards, device: torch.device, tables: Callable[[str, Tensor], Tensor] | None = None,
+        moving: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Args: ``tables`` gives others in place of the scheduler's timesteps and sigmas; ``moving`` are networks whose
+        outputs are no constants."""
         super().__init__(forwards)
         self.trace: Trace = Trace(device)
-        self._tables = tables
+        self._tables, self._moving = tables, moving
         self.first: dict[Any, Tensor] = {}  # states of streams
         self.ends: list[int] = []  # by iteration, the entry that comes after its last step
         self.answers = 0  # of encoders
@@ -369,6 +383,12 @@ class RecordedRun(PipelineRun):
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if not self.trace.varies(arguments):
+            if name in self._moving:
+                raise Unsupported(
+                    f"its {name} also computes what all samples of a prompt share, such as keys of its images or its "
+                    "encoding, which would stay as it is while it learns; give prompts without images, or leave it out "
+                    "of model.networks"
+                )
             self.generic &= self.trace.is_paused
             with self.trace.paused():
                 return network(**arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.loading import quietly
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
-from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images
+from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images, pieces, talking
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +33,18 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     return class_without_videos(named)(pixels, tokenizer, tokenizer.chat_template)
 
 
+def glm_image() -> Any:
+    """Of GLM-Image's autoregressive half: an image begins and ends with a token, which are those of texts, too."""
+    from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
+
+    marks = {"image_token": "<|image_pad|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
+    tokenizer = talking(pieces("<|dit_token_16385|>", "<|dit_token_16384|>", extra_special_tokens=marks), [])
+    pixels = GlmImageImageProcessorPil(patch_size=16, merge_size=1)
+    return of_class(
+        "GlmImageProcessor", image_processor=pixels, tokenizer=tokenizer, chat_template=tokenizer.chat_template
+    )
+
+
 SQUARE = {"height": SIDE, "width": SIDE}
 CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
 SIGLIP_2 = partial(of_class, "Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
@@ -43,6 +55,7 @@ PROCESSORS: dict[str, Callable[..., Any]] = {
     "SiglipImageProcessor": SIGLIP,
     "SiglipImageProcessorPil": SIGLIP,
     "Siglip2ImageProcessorPil": SIGLIP_2,
+    "GlmImageProcessor": glm_image,
     "Qwen2VLProcessor": partial(qwen_vl, "Qwen2VLProcessor", 14),
     "Qwen2_5_VLProcessor": partial(qwen_vl, "Qwen2_5_VLProcessor", 14),
     "Qwen3VLProcessor": partial(qwen_vl, "Qwen3VLProcessor", 16),
@@ -126,11 +139,14 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeli
     import diffusers
 
     if named in TOKENIZERS:
-        return TOKENIZERS[named]()
+        tokenizer = TOKENIZERS[named]()
+        vars(tokenizer).update(config)
+        return tokenizer
     if named in PROCESSORS:
         return PROCESSORS[named](**config)
     if named in ENCODERS:
-        tokenizer = made.get(name.replace(ENCODER, TOKENIZER)) or made.get("processor")
+        own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", "processor")
+        tokenizer = next((made[part] for part in own if part != name and made.get(part)), None)
         return _encoder(named, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
     # some are in their pipeline's module alone
     kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__])[named]
