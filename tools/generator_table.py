@@ -112,8 +112,9 @@ REASONS = """## Why some differ from the pipeline's own call
   steps doesn't divide 1000: its steps are 1000 // N long, but trailing timesteps are 1000 / N apart, so that a step
   ends up to one timestep from where the next begins (CogVideoX in 12 steps). *Then* the pipeline has our solver too.
 - *condition*: the pipeline draws more than its first latents from the sample's generator: noise in the encoding of its
-  image, or in what it keeps of it, or tokens that a frozen part writes. In Burnish all samples of a prompt share what is
-  random in their condition, or a group would be compared on unequal terms. *Then* both sides have it from the same seed, and encode to means.
+  image, or in what it keeps of it, or tokens that a frozen part writes. In Burnish all samples of a prompt share what
+  is random in their condition, or a group would be compared on unequal terms. *Then* both sides have it from the same
+  seed, and encode to means.
 """
 REFUSED = """## Measured, and not trained
 """

@@ -24,9 +24,9 @@ def test_tokens_are_those_of_the_class_and_images_those_of_the_pipeline(name):
     asked = ours.asked(*TEXTS, check=False)
     one, _ = model.write(ours.network, asked.select([2]), keys[2:], 1)
     asked, logprobs = model.write(ours.network, asked, keys, 2)
-    written, alone = asked.table.written, model.pipeline
-    assert one.table.written[0] == written[2] != written[1], "a sample depends on its neighbours"
-    found = model.token_logprobs(ours.network, asked.rows())
+    written, alone = asked.written, model.pipeline
+    assert one.written[0] == written[2] != written[1], "a sample depends on its neighbours"
+    found = model.token_logprobs(ours.network, asked)
     torch.testing.assert_close(found[found != 0], torch.cat(logprobs), rtol=0, atol=1e-4)
     images = ours.images(asked, ours.draw(asked, ours.start(asked)))
     for row, (text, ids) in enumerate(zip(TEXTS, written, strict=True)):
@@ -38,7 +38,7 @@ def test_tokens_are_those_of_the_class_and_images_those_of_the_pipeline(name):
         call |= SIZE | {"num_inference_steps": 4, "guidance_scale": 2.0, "output_type": "pt"}
         drawn = alone(**call, generator=torch.Generator().manual_seed(random.key("row", row))).images
         torch.testing.assert_close(images[row : row + 1], drawn, rtol=0, atol=1e-4)
-    part, question = model.networks[WRITERS[name]], model._question(asked.rows())
+    part, question = model.networks[WRITERS[name]], model._question(asked)
     likeliest = part.generate(**question.inputs, max_new_tokens=12, do_sample=False)[0, -12:]
     question.settings.top_k, question.settings.max_new_tokens = 1, 12
     assert list(write(part, question, keys[:1], torch.float32)[0][0]) == likeliest.tolist()
@@ -58,7 +58,7 @@ def test_one_advantage_moves_both_kinds_of_action_as_a_loop_by_hand_does(network
     steps, value = trace.logprob.shape[1], 0.0
     assert steps == (3 if "transformer" in networks else 0)
     for row, prompt in enumerate(prompts):
-        own, ids = trace.select([row]).steps(), list(trace.conditioning.rows().written[row])
+        own, ids = trace.select([row]).steps(), list(trace.conditioning.written[row])
         said = json.dumps({"prompt": prompt.text, "width": 32, "height": 32})
         start = reads.apply_chat_template([{"role": "user", "content": said}], return_tensors="pt").input_ids
         every = ours.model.networks["pe"](torch.cat([start, torch.tensor([ids])], 1)).logits[0, start.shape[1] - 1 : -1]
