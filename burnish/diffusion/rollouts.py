@@ -188,10 +188,8 @@ def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -
     Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
     """
     rows = list(_noised(roles, some, size)) if some and roles.has_reference else []
-    if not rows and not (roles.has_reference and roles.shards.networks):
-        return {}
     found = []
-    for name in ("policy", "reference"):
+    for name in ("policy", "reference") if rows or (roles.has_reference and roles.shards.networks) else ():
         with roles.sampling(name, merge=False) as role:
             found.append([role(*one) for one in rows])
     if not rows:
