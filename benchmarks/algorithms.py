@@ -71,7 +71,7 @@ class Member:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         print(f"{self.folder}: training", flush=True)
         with self.folder.with_suffix(".log").open("w") as log:
-            command = [sys.executable, "-m", "burnish.cli", "train", self.recipe, *self.options]
+            command = [sys.executable, "-m", "burnish", "train", self.recipe, *self.options]
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         print(f"{self.folder}: {f'failed with code {code}, see {log.name}' if code else 'done'}", flush=True)
         return code == 0

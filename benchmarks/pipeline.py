@@ -64,7 +64,7 @@ def train(depth: int, steps: int, address: str, overrides: list[str]) -> dict[st
     """Seconds and CPU seconds of an update, the mean over those that count."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", "runtime=ray", "pools.rollout.processes=1",
+            sys.executable, "-m", "burnish", "train", "vlm_quickstart", "runtime=ray", "pools.rollout.processes=1",
             f"async_rollout.depth={depth}", f"steps={steps}", f"output_dir={folder}/run", "ray.address=local",
             "rewards.exact=null", f"rewards.remote.url={address}", "rewards.remote.weight=0.9",
             "rewards.remote.batch_size=256",

@@ -98,7 +98,7 @@ class Suite:
     def train(self, recipe: str, folder: Path, *options: str) -> Rows:
         """Metrics of a run of the command line."""
         out = folder / recipe
-        self.command("burnish.cli", "train", recipe, f"output_dir={out}", *options)
+        self.command("burnish", "train", recipe, f"output_dir={out}", *options)
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -112,9 +112,7 @@ def quickstart(recipe: str) -> Callable[[Suite, Path], Rows]:
     def run(suite: Suite, folder: Path) -> Rows:
         told = suite.train(recipe, folder, f"model.device={suite.device}", *(SHORT[recipe] if suite.smoke else ()))
         updates = [one for one in told if "actor/loss" in one]
-        rewards = [
-            value for one in told for name, value in one.items() if name.startswith("val-core/default/reward/me")
-        ]
+        rewards = [value for one in told for name, value in one.items() if VALIDATED.match(name)]
         if not suite.smoke and not rewards[-1] > rewards[0]:
             raise PartFailed(f"the reward did not rise: {rewards[0]:.3f} to {rewards[-1]:.3f}")
         seconds = sorted(one["timing_s/step"] for one in updates)[len(updates) // 2]
@@ -152,13 +150,15 @@ def model(name: str) -> Callable[[Suite, Path], Rows]:
 
 
 def publication(suite: Suite, folder: Path) -> Rows:
-    """Weights from one card to another by NCCL."""
+    """Weights from one card to another by NCCL, or between processes."""
     told = suite.train(
-        "quickstart", folder, "runtime=ray", "pools.rollout.processes=1",
-        "model.lora=null", "steps=3",
+        "quickstart", folder, "runtime=ray", "pools.rollout.processes=1", f"model.device={suite.device}",
+        "model.lora=null", *(SHORT["quickstart"] if suite.smoke else ["steps=3"]),
     )  # fmt: skip
     seconds = [one["timing_s/update_weights"] for one in told if "timing_s/update_weights" in one]
-    return [{"name": "publication by NCCL", "s a publication": seconds[-1]}]
+    return [
+        {"name": f"publication {'between processes' if suite.smoke else 'by NCCL'}", "s a publication": seconds[-1]}
+    ]
 
 
 def vllm(suite: Suite, folder: Path) -> Rows:
@@ -172,8 +172,8 @@ def vllm(suite: Suite, folder: Path) -> Rows:
 
 
 def _two_cards(suite: Suite) -> str:
-    if suite.cards < 2:
-        return f"it needs two cards, and there {'is one' if suite.cards else 'is none'}"
+    if suite.cards == 1:
+        return "it needs two cards, and there is one"
     return "" if find_spec("ray") else "it needs Ray (pip install 'burnish[ray]')"
 
 

@@ -74,8 +74,28 @@ TINY_WRITTEN = (*SMALL, *ADAPTED, "rollout.max_new_tokens=8", "rollout.min_new_t
 MODELS = (
     Model("SD3.5-M", "sd35/flow_grpo", "stabilityai/stable-diffusion-3.5-medium", "stable-diffusion-3", DRAWN),
     Model("FLUX.1-dev", "flux/flow_grpo", "black-forest-labs/FLUX.1-dev", "flux", DRAWN, given=UNSCORED),
+    Model(
+        "Qwen-Image", "qwen_image/flow_grpo", "Qwen/Qwen-Image", "qwen-image", DRAWN, given=("algorithm.window.stop=2",)
+    ),
     Model("Qwen2.5-VL-3B", "qwen25_vl/grpo", "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2_5_vl", WRITTEN, sees=True),
     Model("Qwen2.5-VL-7B", "qwen25_vl/grpo", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2_5_vl", WRITTEN, sees=True),
+    Model(
+        "FLUX.1-dev-compiled",
+        "flux/flow_grpo",
+        "black-forest-labs/FLUX.1-dev",
+        "flux",
+        DRAWN,
+        given=(*UNSCORED, "model.compile=true"),
+    ),
+    Model(
+        "Qwen2.5-VL-3B-compiled",
+        "qwen25_vl/grpo",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "qwen2_5_vl",
+        WRITTEN,
+        sees=True,
+        given=("model.compile=true",),
+    ),
 )
 
 

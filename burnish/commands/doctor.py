@@ -14,6 +14,8 @@ from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 NEEDED_DISK = 1.0  # GB: checkpoints and samples of a few runs
+SHARED = Path("/dev/shm")
+NEEDED_SHARED = 1.0  # GB: containers have .06 unless they are given more
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 AGAIN = "pip install --force-reinstall burnish"
 
@@ -81,6 +83,15 @@ def check_folder() -> Finding:
     return "fail" if advice else "ok", f"{free:.1f} GB free in {here}", advice
 
 
+def check_shared_memory() -> Finding:
+    """What weights and batches of several processes travel through."""
+    if not SHARED.is_dir():
+        return "ok", f"no {SHARED}", ""
+    free = shutil.disk_usage(SHARED).free / 1e9
+    advice = "for several GPUs or vLLM: docker run --shm-size 8g, or as much as the model has bytes"
+    return ("ok", f"{free:.1f} GB free", "") if free >= NEEDED_SHARED else ("warn", f"{free:.2f} GB free", advice)
+
+
 def check_quickstart() -> Finding:
     """Whether the quickstart's recipe passes the checks of ``burnish train``."""
     from burnish.config import load
@@ -103,6 +114,6 @@ def check_plugins() -> Finding:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "packages": check_packages, "device": check_device, "folder": check_folder, "quickstart": check_quickstart,
-    "plugins": check_plugins,
+    "packages": check_packages, "device": check_device, "folder": check_folder, "shared memory": check_shared_memory,
+    "quickstart": check_quickstart, "plugins": check_plugins,
 }  # fmt: skip

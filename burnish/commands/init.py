@@ -85,9 +85,9 @@ def _fitting(read: Callable[[Sequence[str]], RunConfig], words: Sequence[str]) -
         from burnish.plan.advice import remedies
         from burnish.plan.forecast import forecast
     config, memory = read(()), read_machine(words)[0].memory or 0
-    with terminal.progress("Forecasting"):
-        least = forecast(with_sizes(config, smallest(config)))
-        tried = (one.options for one in remedies(read, least, memory) if one.fits)
+    with terminal.progress("Forecasting") as tell:
+        least = forecast(with_sizes(config, smallest(config)), tell)
+        tried = (one.options for one in remedies(read, least, memory, tell) if one.fits)
         fits = () if least.fits(memory) else next(tried, None)
     if fits is None:
         raise UserError(f"{'; '.join(pool.why(memory) for pool in least.pools)}; nothing makes it fit: {LARGER}")

@@ -57,10 +57,10 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     if profile is not None and machine.memory is None:
         terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
     sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
-    with terminal.progress("Forecasting"):
-        found = forecast(with_sizes(config, sizes))
+    with terminal.progress("Forecasting") as tell:
+        found = forecast(with_sizes(config, sizes), tell)
         if memory is not None:
-            chosen = choose(config, found, memory)
+            chosen = choose(config, found, memory, tell)
             found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
     if sizes:
         terminal.say(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).")
@@ -79,10 +79,11 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
         return 0
     terminal.say(("It does not fit", "bold red"), into)
     fits = False
-    for tried in remedies(read, found, memory):
-        fits = tried.fits
-        mark = ("fits", "green") if fits else ("does not fit", "red")
-        terminal.say(f"  {shown(tried.needs):>10}, ", mark, f": {' '.join(tried.options)}  ({tried.cost})")
+    with terminal.progress("Trying what would help") as tell:
+        for tried in remedies(read, found, memory, tell):
+            fits = tried.fits
+            mark = ("fits", "green") if fits else ("does not fit", "red")
+            terminal.say(f"  {shown(tried.needs):>10}, ", mark, f": {' '.join(tried.options)}  ({tried.cost})")
     if not fits:
         terminal.say(
             "None of these options makes it fit: use more GPUs (gpus=8), larger ones, smaller samples, or a smaller "

@@ -17,6 +17,7 @@ from burnish.config.batches import (
     unsettled,
     with_sizes,
 )
+from burnish.plan.counter import Tell, silent
 from burnish.plan.forecast import Forecast, forecast
 from burnish.plan.measure import BACKWARD, BASELINE, SAMPLE, UPDATE, VALIDATE
 from burnish.utils.errors import UserError
@@ -62,13 +63,16 @@ class Tried:
     fits: bool
 
 
-def remedies(read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory: int) -> Iterator[Tried]:
+def remedies(
+    read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory: int, tell: Tell = silent
+) -> Iterator[Tried]:
     """Try one option after the other, keep those that help, and end when the run fits.
 
     Args:
         read: the configuration of the run with further options.
         first: its forecast as it is, with the smallest size of every batch that is auto.
         memory: bytes of a GPU.
+        tell: as of ``forecast``.
     """
     kept: tuple[str, ...] = ()
     now, low = first, smallest(read(()))
@@ -89,7 +93,7 @@ def remedies(read: Callable[[Sequence[str]], RunConfig], first: Forecast, memory
             smaller = read(options)
             if smaller == read(kept):
                 continue
-            found = forecast(with_sizes(smaller, low))
+            found = forecast(with_sizes(smaller, low), tell)
         except UserError:
             continue  # the run has no such option, or not beside its others
         yield Tried(options, remedy.cost, found.needs_of(memory), found.fits(memory))
@@ -109,13 +113,14 @@ class Chosen:
     forecast: Forecast
 
 
-def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
+def choose(config: RunConfig, least: Forecast, memory: int, tell: Tell = silent) -> Chosen:
     """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
         config: of the run.
         least: its forecast with the smallest sizes and shards; the result where no other fits.
         memory: bytes of a GPU.
+        tell: as of ``forecast``.
     """
     low, open_sizes = smallest(config), unsettled(config)
     if not low or not least.fits(memory):
@@ -124,7 +129,7 @@ def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
         sizes = low | unforeseen(config, on_gpu=True) | layout
         if least_bytes(config, layout, *least.pools[0].weights) > memory:
             continue
-        found = forecast(with_sizes(config, sizes))
+        found = forecast(with_sizes(config, sizes), tell)
         if found.fits(memory):
             low, least = sizes, found
             break
@@ -132,7 +137,7 @@ def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
     for _ in range(ROUNDS):
         if now == low:
             break
-        found = forecast(with_sizes(config, now))
+        found = forecast(with_sizes(config, now), tell)
         if found.fits(memory):
             return Chosen(now, found)
         now = low | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
@@ -34,6 +34,13 @@ NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
 
 
+Tell = Callable[[str], None]  # is told what is computed next
+
+
+def silent(text: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(eq=False)
 class Peak:
     """The most bytes that were alive at once in a phase."""
@@ -57,8 +64,10 @@ class LiveBytes(TorchDispatchMode):
     Memory that a kernel takes and frees inside, and what libraries keep for themselves, stays unseen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entered: Tell = silent) -> None:
+        """Args: ``entered`` is told of every phase that begins."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.entered = entered
         self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
         self.done: Counter[str] = Counter()  # all work so far: operations, kernels, and bytes that these move
         self.category = ACTIVATIONS  # of what is made from now on
@@ -86,6 +95,7 @@ class LiveBytes(TorchDispatchMode):
         """
         if not self._phases:
             gc.collect()
+            self.entered(name)
         self._phases.append(name)
         self.peaks.setdefault(name, Peak())
         with self.made_as(category or self.category):

@@ -26,7 +26,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
-from burnish.plan.repeats import Once
+from burnish.plan.repeats import Like, Once, made_of
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -167,12 +167,13 @@ class GeneratorHalf(Half):
             if len(alike) < 2 or plan.branch is not None:  # the first one may make what all have
                 with self.counter.span() as span:
                     trace = yield from denoise(job, rows, role, plan, branches, conditioning, *given)
-                alike.append((span, trace))
+                alike.append((span, replace(trace, **{name: Like.of(value) for name, value in trace._rows()})))
                 return trace
-            span, trace = alike[-1]
+            span, like = alike[-1]
             self.counter.repeated(span)
-            node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(trace.time)
-            return replace(trace.select(range(len(trace))), conditioning=conditioning.select(rows), node=node)
+            made = {name: made_of(value) for name, value in like._rows()}
+            node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(made["time"])
+            return replace(like, **{**made, "conditioning": conditioning.select(rows), "node": node})
 
         return denoised
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -34,6 +34,7 @@ from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_gro
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
+TABLE = 1 << 24  # of what is computed from numbers with values
 HUGE = 1 << 27  # elements of any type
 UNSET = {aten.empty, aten.empty_strided}
 MADE = UNSET | {
@@ -117,16 +118,25 @@ class Pretending(TorchDispatchMode):
             made = func(*args, **{**kwargs, **named, "device": META})
             if _is_large(made, unset=func.overloadpacket in UNSET):
                 return self._as_fake(made)
+        if not types and _is_pure(func) and any(one.numel() > LARGE for one in tensors_in(args)):
+            # tables of positions take seconds, and gigabytes
+            with suppress(NotImplementedError):
+                made = self._without_memory(func, args, kwargs)
+                if any(one.is_floating_point() and one.numel() > TABLE for one in tensors_in((made,))):
+                    return tree_map_only(Tensor, self._as_fake, made)
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
-        given = [_without_values(one) for one in args]
-        named = {name: META if name == "device" else _without_values(one) for name, one in kwargs.items()}
         with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-            found = func(*given, **named)
+            found = self._without_memory(func, args, kwargs)
             return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
         return self.fake.dispatch(func, types, args, kwargs)
+
+    @staticmethod
+    def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
+        named = {name: META if name == "device" else _without_values(one) for name, one in kwargs.items()}
+        return func(*map(_without_values, args), **named)
 
     def _as_fake(self, value: Any) -> Any:
         plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
@@ -184,6 +194,12 @@ class Pretending(TorchDispatchMode):
                 places += list(one.nonzero().unbind(1))
         found: Tensor = self._direct(aten.index.Tensor, (FakeTensor,), (value, places), {})
         return found
+
+
+@cache
+def _is_pure(func: Any) -> bool:
+    """Whether an operation makes tensors of its own and changes none."""
+    return all(one.alias_info is None for one in (*func._schema.returns, *func._schema.arguments))
 
 
 def _is_large(value: Tensor, *, unset: bool) -> bool:

@@ -33,7 +33,9 @@ from burnish.plan.counter import (
     SHARDS,
     LiveBytes,
     Peak,
+    Tell,
     shown,
+    silent,
 )
 from burnish.plan.fakes import Pretending, cuda_precision, pretend_ranks, stored_in_fewer_bits
 from burnish.plan.measure import (
@@ -156,11 +158,12 @@ class Forecast:
         return all(pool.can_fit(memory) and pool.needs_of(memory) <= memory for pool in self.pools)
 
 
-def forecast(config: RunConfig) -> Forecast:
+def forecast(config: RunConfig, tell: Tell = silent) -> Forecast:
     """Run two policy updates on fake tensors, as the first process of every pool.
 
     Args:
         config: of the run. Of its model only the configuration files are read.
+        tell: is told which phase of which pool comes next.
 
     Raises:
         UserError: the model's configuration is not on this machine, or the forecast would be wrong.
@@ -177,9 +180,9 @@ def forecast(config: RunConfig) -> Forecast:
         config = located(config, Path(folder))
         apart = config.pools.rollout if config.runtime == "ray" else None
         trained = config if apart is None else config.trainer_config
-        pools = [_pool(trained, "train", size, samples=apart is None)]
+        pools = [_pool(trained, "train", size, tell, samples=apart is None)]
         if apart is not None:
-            pools.append(_pool(config, "rollout", apart.size, samples=True))
+            pools.append(_pool(config, "rollout", apart.size, tell, samples=True))
         pools += _judges(config)
     return Forecast(tuple(pools), tuple(_not_counted(config)))
 
@@ -199,7 +202,7 @@ def _judges(config: RunConfig) -> Iterator[PoolForecast]:
 def _not_counted(config: RunConfig) -> Iterator[str]:
     if config.checkpoint.export is not None:
         yield "the process of checkpoint.export, which has a copy of the model in CPU memory"
-    if getattr(config.model, "compile", False):
+    if config.model.compile:
         yield "what compiled blocks keep otherwise (model.compile)"
 
 
@@ -208,8 +211,8 @@ def sharing(pool: PoolOptions | None) -> int:
     return min(pool.processes, int(1 / pool.gpus)) if pool is not None and pool.gpus and pool.gpus < 1 else 1
 
 
-def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
-    counter, trains = LiveBytes(), name == "train"
+def _pool(config: RunConfig, name: str, size: int, tell: Tell, *, samples: bool) -> PoolForecast:
+    counter, trains = LiveBytes(lambda phase: tell(f"{phase} of pool {name}")), name == "train"
     on_host = not trains and config.sampler_config is not config
     config = deepcopy(config if trains else config.sampler_config)
     # these are refused on a CPU, where a forecast runs; it counts what they move apart
@@ -223,6 +226,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     for section in (config.ema, config.sharding, config.optimizer, *([config.model] if offloads else ())):
         if section is not None:
             section.offload = False
+    config.model.compile = False  # compilers look at values
     saved, vllm = 0, None
     with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
         half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
@@ -260,7 +264,6 @@ def pretended(
         trains: it is a rank of the trainer, no worker that samples.
     """
     pretending = Pretending()
-    gc.collect()
     gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
     with ExitStack() as contexts:
         contexts.callback(gc.unfreeze)

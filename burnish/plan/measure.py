@@ -43,6 +43,7 @@ from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import Trainer, mini_batches
 from burnish.types.batch import Batch
 from burnish.utils.errors import UserError
+from burnish.utils.terminal import without_collecting
 
 LOAD, RECEIVE, SAMPLE, LOGPROBS = "load", "receive", "sample", "log-probs"
 UPDATE, BACKWARD, STEP = "update, forward", "update, backward", "update, optimizer"
@@ -249,6 +250,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
     del spare
 
 
+@without_collecting()
 def load(assembly: Assembly, counter: LiveBytes, half: Half, *, trains: bool = True) -> None:
     """Load what a process has, with stand-ins for scores, and for prompts where they are not on this machine."""
     config = assembly.config

@@ -56,7 +56,8 @@ class Like(NamedTuple):
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-def _made(value: Any) -> Any:
+def made_of(value: Any) -> Any:
+    """A tensor for what makes it like another one; a copy of a tensor with values, and anything else as it is."""
     if isinstance(value, Like):
         return value.made()
     return value.clone() if isinstance(value, Tensor) else value
@@ -117,7 +118,7 @@ class Once:
         if key in self.known:
             cost = self.known[key]
             self.counter.repeated(cost.forward)
-            return cost.result(list(map(_made, cost.outputs)), leaves)
+            return cost.result(list(map(made_of, cost.outputs)), leaves)
         cost, found = self.measured(self.function, leaves, tree)
         if cost.kept <= most:
             self.known[key] = cost
@@ -265,7 +266,7 @@ class _Repeated(torch.autograd.Function):
         ctx.counter, ctx.cost = counter, cost
         ctx.held = [*held, torch.empty(max(cost.kept, 0), dtype=torch.uint8)]
         ctx.set_materialize_grads(False)
-        made = tuple(map(_made, cost.outputs))
+        made = tuple(map(made_of, cost.outputs))
         fixed = [one for one, kind in zip(made, cost.outputs, strict=True) if not getattr(kind, "learned", False)]
         ctx.mark_non_differentiable(*(one for one in fixed if isinstance(one, Tensor)))
         return made
@@ -275,4 +276,4 @@ class _Repeated(torch.autograd.Function):
         ctx.counter.repeated(ctx.cost.backward)
         del ctx.held
         with ctx.counter.quiet():
-            return None, None, None, *map(_made, ctx.cost.gradients)
+            return None, None, None, *map(made_of, ctx.cost.gradients)

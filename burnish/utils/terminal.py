@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import ConfigError, UserError
@@ -106,12 +107,13 @@ def redraws(console: Console) -> bool:
 
 
 @contextmanager
-def progress(title: str, on: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+def progress(title: str, on: Console | None = None) -> Iterator[Callable[..., None]]:
     """Say what is being done, on stderr: a terminal shows a bar with its seconds for as long as it takes, a log gets a
     line at once.
 
     Yields:
-        What may be told how much of how much is done, which then moves the bar, or is a line now and then.
+        What may be told how much of how much is done, which then moves the bar, or is a line now and then; or a text
+        that says what comes next, in place of both numbers.
     """
     screen = on or console(stderr=True)
     if redraws(screen):
@@ -124,18 +126,23 @@ def progress(title: str, on: Console | None = None) -> Iterator[Callable[[int, i
 
     due = time.monotonic() + SOON
 
-    def line(done: int, of: int) -> None:
+    def line(*done: int | str) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + PAUSE
-            say(f"{title}: {done:,}/{of:,}")
+            say(f"{title}: {_far(done)}")
 
     say(title)
     yield line
 
 
+def _far(done: Sequence[int | str]) -> str:
+    """How far something is: 20/1,000, or a text as it is."""
+    return "/".join(f"{one:,}" if isinstance(one, int) else one for one in done)
+
+
 @contextmanager
-def _row(title: str, screen: Console) -> Iterator[Callable[[int, int], None]]:
+def _row(title: str, screen: Console) -> Iterator[Callable[..., None]]:
     """A row of the bar that is on the screen, or of a new one."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -153,17 +160,32 @@ def _row(title: str, screen: Console) -> Iterator[Callable[[int, int], None]]:
     bar = bars[-1]
     row = bar.add_task(title, total=None)
     try:
-        yield lambda done, of: bar.update(
-            row, completed=done, total=of, description=f"{title} {done:,}/{of:,}", refresh=True
-        )
+        yield lambda *done: bar.update(
+            row, description=f"{title} {_far(done)}", refresh=True,
+            **dict(zip(("completed", "total"), done, strict=True) if len(done) == 2 else ()),
+        )  # fmt: skip
     finally:
         bar.remove_task(row)
         bar.refresh()
 
 
-def loading_pytorch() -> AbstractContextManager[Any]:
+@contextmanager
+def loading_pytorch() -> Iterator[None]:
     """Around the imports of whoever computes; silent where PyTorch is loaded."""
-    return nullcontext() if "torch" in sys.modules else progress("Loading PyTorch")
+    with without_collecting(), nullcontext() if "torch" in sys.modules else progress("Loading PyTorch"):
+        yield
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Around imports of large libraries, a quarter of whose time would go to looking for garbage that isn't there."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 class _Lines(logging.Formatter):

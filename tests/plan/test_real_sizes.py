@@ -25,7 +25,7 @@ NO_NETWORK = {"flux/srpo": ["rewards.hpsv2=null", "rewards.ocr_ctc.weight=1", "r
 SIZES = {
     "SDXL, few steps": ("sdxl/flow_grpo", FEW, "24GB"), "SD3.5-M": ("sd35/flow_grpo", [], "80GB"),
     "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64", *LENGTHS], "48GB"),
-    "FLUX.1, LoRA": ("flux/flow_grpo", SMALL, "48GB"),
+    "FLUX.1, LoRA": ("flux/flow_grpo", [*SMALL, "model.compile=true"], "48GB"),
     "FLUX.1, LoRA, quantised base": ("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB"),
     "Qwen2.5-VL, PPO": (
         "qwen25_vl/ppo", [*EIGHT, "sharding.gather=compute", "rollout.batch_size=32", *LENGTHS], "80GB",
