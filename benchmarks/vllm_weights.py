@@ -106,9 +106,7 @@ def _of_vllm(python: str, network: LlamaForCausalLM, dtype: torch.dtype) -> list
     with tempfile.TemporaryDirectory() as folder:
         network.config.save_pretrained(folder)
         path = Path(folder) / "weights.safetensors"
-        process = VllmProcess(
-            python, {"arguments": _arguments(folder, kind), "banned": []}, devices=None, start_timeout=1200, timeout=300
-        )
+        process = VllmProcess(python, {"arguments": _arguments(folder, kind), "banned": []}, devices=None, timeout=300)
 
         def memory(weights: dict[str, Tensor], version: int) -> dict[str, Any]:
             shared.write(weights, version, dtype=dtype, settings=None)

@@ -115,13 +115,17 @@ class LanguageAssembly(Assembly):
         return engine
 
     def _compared(self) -> Prompt:
-        """What an engine of its own is compared with when weights are published: with media if a prompt has any.
+        """What an engine of its own is compared with when weights are published.
 
-        In a rollout worker the network gets the weights of the next version while samples are made.
+        With media if a prompt has any that is short enough, in rollout workers too: the weights of a vision tower show
+        in nothing else.
         """
-        if self.only_samples:
-            return Prompt(text="What is this?")
-        return max(self.learnable_prompts.kinds, key=lambda prompt: bool(prompt.media))
+        if self.roles.model.readable:
+            encode, longest = Encoder(self.roles.model, self._tools, cached=0), self.config.data.max_prompt_length
+            for prompt in self.train_prompts.kinds:
+                if prompt.media and (longest is None or encode([prompt]).table.lengths[0] <= longest):
+                    return prompt
+        return Prompt(text="What is this?")
 
     @property
     def publisher(self) -> ResponseEngine:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 GRACE = 1.0  # seconds in which it may turn out that an error of one worker came from another's death
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError)
-TYPES = ("AcceleratorError", "DistBackendError")  # of PyTorch: what CUDA or NCCL say
+# of PyTorch: what CUDA or NCCL say; and vLLM, which is as lost, with the weights that it had
+TYPES = ("AcceleratorError", "DistBackendError", "VllmDiedError")
 DEVICE = re.compile(
     r"(?:CUDA|HIP|NCCL|RCCL) (?:driver )?error|uncorrectable ECC|unspecified launch failure"
     r"|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError"

@@ -137,11 +137,6 @@ def _errors_end_no_process() -> Iterator[None]:
             os.environ[ERRORS] = before
 
 
-def place_of(device: torch.device) -> str:
-    """Which GPU that is, of all machines; empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-
-
 def device_for(places: Sequence[str]) -> str:
     """What members talk over: GPUs if each has its own, for NCCL refuses two processes on one; else their CPUs."""
     return "cuda" if all(places) and len(set(places)) == len(places) else "cpu"

@@ -1,60 +1,37 @@
-"""Weights on their way from those who train to those who sample: buckets, checksums, and the part of each side."""
+"""Weights on their way from those who train to those who sample: the part of each side."""
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.nn.functional import pad
 
+from burnish.language.vllm.apart.burnish_vllm.shared import (
+    Entry,
+    buckets,
+    checksum,
+    entries_of,
+    place_of,
+    placed,
+    tensors,
+)
 from burnish.metrics import Stopwatch
-from burnish.runtime.channel import Channel, place_of
+from burnish.runtime.channel import Channel
 from burnish.training.ranks import open_store, reach_store
 from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded
 
 BUCKET = 64 << 20  # bytes that travel at a time
-ALIGNMENT = 8  # bytes: where tensors begin in a bucket
-WORDS = 1 << 20  # 64-bit words that are summed at a time
-ODD = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: 2^64 divided by the golden ratio
 
 
 class Mismatch(RuntimeError):
     """Weights are not what they should be; the message names the first tensor that differs."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a tensor is, whatever it holds; of a sharded one, the whole."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.name} ({str(self.dtype).removeprefix('torch.')} {list(self.shape)})"
-
-
-def entries_of(weights: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None) -> list[Entry]:
-    """What named weights are, floating-point ones in the precision that ``types`` has for them."""
-    found = []
-    for name, tensor in weights.items():
-        wanted = (types or {}).get(name, tensor.dtype)
-        dtype = wanted if tensor.dtype.is_floating_point and wanted.is_floating_point else tensor.dtype
-        found.append(Entry(name, tuple(tensor.shape), dtype))
-    return found
 
 
 def check_entries(entries: Sequence[Entry], own: Sequence[Entry], version: int, *, full: bool) -> None:
@@ -77,56 +54,11 @@ def check_entries(entries: Sequence[Entry], own: Sequence[Entry], version: int, 
         )
 
 
-def buckets(entries: Sequence[Entry], size: float) -> Iterator[list[Entry]]:
-    """Neighbours that travel together, ``size`` bytes at most unless a single one is larger."""
-    bucket: list[Entry] = []
-    for entry in entries:
-        if bucket and _bytes([*bucket, entry]) > size:
-            yield bucket
-            bucket = []
-        bucket.append(entry)
-    if bucket:
-        yield bucket
-
-
 def room(bucket: Sequence[Entry], device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """Memory for a bucket, uint8 [n], and the tensors in it."""
-    content = torch.zeros(_bytes(bucket), dtype=torch.uint8, device=device)
-    views, start = [], 0
-    for entry in bucket:
-        views.append(content[start : start + entry.bytes].view(entry.dtype).view(entry.shape))
-        start += _aligned(entry)
-    return content, views
-
-
-def _aligned(entry: Entry) -> int:
-    return entry.bytes + -entry.bytes % ALIGNMENT
-
-
-def _bytes(bucket: Sequence[Entry]) -> int:
-    return sum(map(_aligned, bucket))
-
-
-def checksum(tensor: Tensor) -> Tensor:
-    """64 bits of a tensor's bytes, int64 [], made where these lie; any one byte that differs changes them.
-
-    Words, their upper half mixed into the lower, are summed modulo 2^64, each times an odd number of its place:
-    integer sums have no order, and what is odd has an inverse, so that a change in one word can't vanish.
-    """
-    content = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for chunk in content.split(WORDS * 8):
-        words = pad(chunk, (0, -len(chunk) % 8)).view(torch.int64)
-        mixed = words ^ ((words >> 32) & 0xFFFFFFFF)  # else two changes of the highest bit would cancel
-        total = total * ODD + (mixed * _places(tensor.device)[: len(words)]).sum()
-    return total
-
-
-@cache
-def _places(device: torch.device) -> Tensor:
-    """An odd number for each place: [WORDS] int64."""
-    numbers = torch.randint(-(2**63), 2**63 - 1, (WORDS,), generator=torch.Generator().manual_seed(0))
-    return (numbers | 1).to(device)
+    places, size = placed(bucket)
+    content = torch.zeros(size, dtype=torch.uint8, device=device)
+    return content, [view for _, view in tensors(content, places)]
 
 
 def _read(checksums: Sequence[Tensor]) -> list[int]:
@@ -202,12 +134,12 @@ class Sender:
         kept = self._keep(version, entries) if self._versions > 1 else {}
         for bucket in buckets(entries, self._bucket):
             with watch("gather"):
-                tensors = [_gathered(weights[entry.name], kept.get(entry.name), entry.dtype) for entry in bucket]
+                whole = [_gathered(weights[entry.name], kept.get(entry.name), entry.dtype) for entry in bucket]
             if self._rank:
                 continue
-            content, views = room(bucket, tensors[0].device)
+            content, views = room(bucket, whole[0].device)
             with watch("gather"):
-                for view, tensor in zip(views, tensors, strict=True):
+                for view, tensor in zip(views, whole, strict=True):
                     view.copy_(tensor)
             with watch("check"):
                 checksums += map(checksum, views)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MAPPED = 2**25  # bytes from which a block is given back at once: as high as glibc raises it by itself
 KEPT = 2**26  # bytes that the heap may end with before they are given back
@@ -39,13 +44,32 @@ def grow_segments() -> bool:
     Returns:
         Whether it was set: it is for NVIDIA's GPUs.
     """
+    return _expandable(True)
+
+
+def _expandable(grow: bool) -> bool:
     import torch
 
     if torch.version.cuda is None or any(name in os.environ for name in ON_GPU):
         return False
     told = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # PyTorch before 2.10 has another name for it
-    (told or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
+    (told or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{grow}")
     return True
+
+
+def shareable(size: int, device: torch.device) -> Tensor:
+    """Memory of a GPU that other processes can open: uint8 [size], in a segment of its own that does not grow.
+
+    Those that grow are opened by file descriptors, which a container may not let a child take from its parent.
+    """
+    import torch
+
+    _expandable(False)
+    try:
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool(), device):
+            return torch.empty(size, dtype=torch.uint8, device=device)
+    finally:
+        _expandable(True)
 
 
 def give_back_cached() -> None:

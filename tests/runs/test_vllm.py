@@ -7,15 +7,22 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.multiprocessing import reductions
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoTokenizer
 
+from burnish.config.load import load
+from burnish.language.vllm import engine, process
+from burnish.language.vllm.apart.burnish_vllm import shared, worker
 from burnish.language.vllm.apart.burnish_vllm.inputs import key_of
-from burnish.language.vllm.process import APART, START
+from burnish.language.vllm.process import APART, START, SharedWeights, through_gpu
+from burnish.tasks import assemble
 from tests.support.forked import forked
 from tests.support.optional import seldom
 from tests.support.processes import gone
@@ -51,19 +58,50 @@ def vllm(files, tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """Trainer and vLLM are on one GPU, whose memory is the CPU's, opened by files in place of CUDA's handles."""
+    paths = {}
+
+    def shareable(size, device):
+        path = f"/proc/{os.getpid()}/fd/{os.memfd_create('gpu')}"
+        memory = shared.mapped(path, size)
+        paths[memory.data_ptr()] = path
+        return memory
+
+    def rebuild(*handle):
+        return shared.mapped(*handle[7:])
+
+    for place, name, value in (
+        (engine, "place_of", lambda device: "gpu"), (engine, "shareable", shareable), (process, "shareable", shareable),
+        (process, "reduce_tensor", lambda memory: (rebuild, (*[None] * 7, paths[memory.data_ptr()], len(memory)))),
+        (shared, "rebuild_cuda_tensor", rebuild), (reductions, "rebuild_cuda_tensor", rebuild),
+        (torch.accelerator, "current_device_index", lambda: 0), (process, "BUCKET", 10_000),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, value)
+    monkeypatch.setenv("FAKE_VLLM_GPU", "1")
+
+
 SAME = {
     "pictures": (
         "qwen2_5_vl", [*TWICE, "data.workers=1", "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True},
     ),
     "tiles, after a death": ("smolvlm", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
+    "one GPU, after a death": ("llama", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
     "an adapter, greedy": ("llama", ["algorithm=remax", *TWICE[1:]], {"adapter": "request"}),
     "conversations": ("qwen2_5_vl", GAME, {}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ["tiles, after a death", "an adapter, greedy", *seldom("pictures", "conversations")])
-def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files):
+OFTEN = ["tiles, after a death", "one GPU, after a death", "an adapter, greedy"]
+
+
+@pytest.mark.parametrize("case", [*OFTEN, *seldom("pictures", "conversations")])
+def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files, request, monkeypatch):
     model, options, more = SAME[case]
+    if case == "one GPU, after a death":
+        request.getfixturevalue("one_gpu")
+        monkeypatch.delattr(SharedWeights, "write")
     own = TinyRun(files, "language", model, *options, name="own")
     own.train()
     made, _, asked = vllm(model, options, **more)
@@ -71,7 +109,7 @@ def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files
         assert {name: mine[name] for name in theirs} == pytest.approx(theirs, rel=1e-3, abs=1e-4)
     rows = [row for row in made.metrics if "vllm/restarts" in row]
     assert max(row["vllm/logprob_abs_diff_max"] for row in rows) < 1e-4
-    assert rows[-1]["vllm/restarts"] == (case == "tiles, after a death")
+    assert rows[-1]["vllm/restarts"] == ("after a death" in case)
     told = {each["what"] for each in asked}
     assert ("sleep" in told) == (case == "pictures")
     adapters = [(one["settings"]["target_modules"], one["settings"]["r"]) for one in asked if one["what"] == "adapter"]
@@ -122,10 +160,65 @@ def test_what_vllm_fails_at_ends_the_run_and_is_named(fault, vllm):
     assert [name for name in FAULTS[fault] if name not in str(failed.value)] == []
 
 
+def test_weights_that_change_on_a_gpu_are_noticed_and_one_that_is_not_shared_is_gone_round(vllm, one_gpu, monkeypatch):
+    options, kind = [*SHORT, "model.lora=null"], engine.VllmEngine
+    compare = kind._compare
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            kind, "_compare", lambda self, network: (compare(self, network), next(network.parameters()).add_(1))
+        )
+        with pytest.raises(engine.VllmDiedError, match="no longer here"):
+            vllm("llama", options, fault="dies once")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process, "checksum", lambda content: 1)
+        with pytest.raises(RuntimeError, match=r"differ .*: checksums 0x1 and"):
+            vllm("llama", options)
+    monkeypatch.setattr(process, "reduce_tensor", lambda memory: [None, ()])
+    with pytest.warns(UserWarning, match="through the CPU's memory"):
+        vllm("llama", options)
+
+
+class Bytes(TorchDispatchMode):
+    """Bytes that operations make, by their names."""
+
+    made: dict[str, int]
+
+    def __torch_dispatch__(self, function, types, arguments=(), more=None):
+        made = function(*arguments, **(more or {}))
+        name = function.overloadpacket.__name__
+        self.made[name] = self.made.get(name, 0) + getattr(made, "nbytes", 0)
+        return made
+
+
+def test_on_one_gpu_each_side_copies_weights_once_and_sums_them_up_once(one_gpu):
+    weights = {f"{n}": torch.randn(n, 16).to(torch.bfloat16 if n % 3 else torch.float32) for n in range(4, 400, 16)}
+    buckets, told, sums, size = through_gpu(weights, 3, dtype=torch.bfloat16), [], [], 0
+
+    def recv():
+        nonlocal size
+        message, number = next(buckets)
+        size += message["size"]
+        sums.append(number)
+        return message
+
+    answers = SimpleNamespace(channel=SimpleNamespace(send=told.append, recv=recv))
+    with Bytes() as counted:
+        counted.made = {}
+        arrived = dict(worker.Server._arriving(answers, recv()))
+    assert len(sums) > 9
+    assert [answer["checksum"] for answer in told] == sums
+    assert all(torch.equal(arrived[name], weights[name].to(torch.bfloat16)) for name in weights)
+    assert counted.made["copy_"] <= size == counted.made["clone"]
+    assert not counted.made.keys() & {"_to_copy", "constant_pad_nd", "cat"}
+    assert counted.made["bitwise_xor"] == 2 * size
+
+
 def test_weights_are_compared_on_a_prompt_with_media(vllm):
     files = "data.train_files=[{files}/read/prompts.jsonl, {files}/seen/prompts.jsonl]"
-    _, _, asked = vllm("qwen2_5_vl", [*SHORT, files])
+    made, _, asked = vllm("qwen2_5_vl", [*SHORT, files])
     assert {len(each["media"]["image"]) for each in asked if each["what"] == "score"} == {1}
+    sampler = assemble(load(str(made.recipe), made.options).sampler_config, only_samples=True)  # of a rollout pool
+    assert len(sampler._compared().media) == 1
 
 
 def test_a_run_that_is_to_stop_waits_for_no_answer(vllm, tmp_path):

@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.calls import device_failure
-from burnish.runtime.channel import Channel, device_for, place_of
+from burnish.runtime.channel import Channel, device_for
 from burnish.runtime.cluster import Node, lacking, needs
 from burnish.training.ranks import RanksLost, open_store
 from burnish.utils.errors import UserError
@@ -74,7 +74,6 @@ def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():
         open_store("192.0.2.1", 0, LIMIT)  # of somebody else
     assert device_for(["gpu-a", "gpu-b", "gpu-c"]) == "cuda"
     assert device_for(["gpu-a", "gpu-b", "gpu-a"]) == device_for(["gpu-a", ""]) == "cpu"  # who share one don't talk
-    assert place_of(torch.device("cpu")) == ""
 
 
 class Nccl:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.runtime import weights as weights_module
-from burnish.runtime.weights import Mismatch, Receiver, Sender, buckets, checksum, entries_of, room
+from burnish.language.vllm.apart.burnish_vllm import shared
+from burnish.language.vllm.apart.burnish_vllm.shared import buckets, checksum, entries_of
+from burnish.runtime.weights import Mismatch, Receiver, Sender, room
 from burnish.training.sharding import mesh_of
 from tests.support.rank_runs import together
 
@@ -44,8 +45,8 @@ def test_weights_come_out_of_buckets_as_they_went_in(size):
 
 @pytest.mark.parametrize("words", [4, 1 << 20])
 def test_every_single_bit_changes_the_checksum(words, monkeypatch):
-    monkeypatch.setattr(weights_module, "WORDS", words)
-    weights_module._places.cache_clear()
+    monkeypatch.setattr(shared, "WORDS", words)
+    shared._places.cache_clear()
     content = torch.randint(0, 256, (85,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     sums = {int(checksum(content))}
     for place in range(len(content)):
@@ -53,7 +54,7 @@ def test_every_single_bit_changes_the_checksum(words, monkeypatch):
             other = content.clone()
             other[place] ^= 1 << bit
             sums.add(int(checksum(other)))
-    weights_module._places.cache_clear()
+    shared._places.cache_clear()
     assert len(sums) == 85 * 8 + 1
 
 

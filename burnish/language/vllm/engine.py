@@ -20,13 +20,16 @@ from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
+from burnish.language.vllm.apart.burnish_vllm.shared import place_of
 from burnish.language.vllm.process import (
     SharedWeights,
     VllmDiedError,
     VllmFailedError,
     VllmProcess,
     adapter_of,
+    handle_of,
     settings_of,
+    through_gpu,
     weights_of,
 )
 from burnish.options.language import LanguageLoraOptions
@@ -35,7 +38,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
-from burnish.utils.allocator import give_back_cached
+from burnish.utils.allocator import give_back_cached, shareable
 from burnish.utils.errors import Cancelled, UserError
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -79,7 +82,10 @@ class VllmEngine(ResponseEngine):
         # vLLM has the weights of the model's directory then, and gets the adapter alone
         self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
         self._first = {"arguments": self._arguments(path), "banned": self.model.banned.tolist()}
-        self._weights = SharedWeights()
+        self._weights = SharedWeights()  # where they go through the CPU's memory
+        self._checksums: list[int] = []  # of a version's buckets, where they go through the GPU's
+        self._version: int | None = None  # that vLLM has, or is about to get
+        self._network: nn.Module | None = None  # the policy's, while its weights are published
         self._example = example
         self._resting = False
         self._cancelled = False  # the run is to stop: nothing is sampled any more
@@ -97,7 +103,7 @@ class VllmEngine(ResponseEngine):
         try:
             job.check_cancelled()
             self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
-            if not self._weights.message:
+            if self._version is None:
                 self.sync_weights(0)
             yield partial(self._sample, job)
         except Cancelled:
@@ -122,17 +128,51 @@ class VllmEngine(ResponseEngine):
         if self._cancelled:
             return
         begun = time.monotonic()
-        with self.roles.sampling(merge=self._adapter is None) as network:
-            # what vLLM lacks of a version: the adapter, or all weights with the adapter folded in
-            weights = weights_of(network) if self._adapter is None else adapter_of(network)
-            settings = None if self._adapter is None else settings_of(self._adapter, weights)
-            self._weights.write(weights, version, dtype=self.model.compute, settings=settings)
+        with self._published() as network:
+            if not self._insist(lambda: self._through_gpu):
+                # what vLLM lacks of a version: the adapter, or all weights with the adapter folded in
+                weights = weights_of(network) if self._adapter is None else adapter_of(network)
+                settings = None if self._adapter is None else settings_of(self._adapter, weights)
+                self._weights.write(weights, version, dtype=self.model.compute, settings=settings)
+            self._version, self._checksums = version, []
             self._insist(self._load)
             self._compare(network)
         self.metrics |= {
             "timing_s/update_weights_vllm": time.monotonic() - begun,
             "vllm/restarts": float(self.restarts),
         }
+
+    @contextmanager
+    def _published(self) -> Iterator[nn.Module]:
+        """The network with the weights that are published, in one context or in another one inside of it."""
+        if self._network is not None:
+            yield self._network
+            return
+        with self.roles.sampling(merge=self._adapter is None) as self._network:
+            try:
+                yield self._network
+            finally:
+                self._network = None
+
+    @cached_property
+    def _through_gpu(self) -> bool:
+        """Whether weights get to vLLM through memory of the GPU that both are on."""
+        device, devices = self.model.device, self._process.ready()["devices"]
+        place = place_of(device)
+        if self._adapter is not None or not place or devices != [place]:
+            return False
+        try:
+            memory = shareable(1, device)
+            handle = handle_of(memory)
+        except RuntimeError as error:
+            failed = str(error)
+        else:
+            failed = self._process.ask("the GPU's memory", {"do": "reach", "handle": handle})["failed"]
+        if failed:
+            warnings.warn(
+                f"weights reach vLLM through the CPU's memory, as the GPU's can't be shared: {failed}", stacklevel=2
+            )
+        return not failed
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""
@@ -190,19 +230,50 @@ class VllmEngine(ResponseEngine):
             self.restarts += 1
             self._process.close()
             self._process = self._started()
-            if self._weights.message:
+            if self._version is not None:
                 self._load()
 
     def _load(self) -> None:
         if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
             give_back_cached()
-        response = self._process.ask(f"weights of version {self._weights.message['version']}", self._weights.message)
+        what = f"weights of version {self._version}"
+        response = self._process.ask(what, self._weights.message) if self._weights.message else self._load_by_gpu(what)
         self._resting = False
         if response["missing"]:
             raise VllmFailedError(
                 f"vLLM has weights that the trainer does not publish: {', '.join(response['missing'][:5])}; "
                 "this model can't be sampled with it, use Burnish's own engine"
             )
+
+    def _load_by_gpu(self, what: str) -> dict[str, Any]:
+        """vLLM's answer to weights that it gets through the GPU's memory.
+
+        Raises:
+            VllmFailedError: it read other bytes than were sent.
+            VllmDiedError: it was started again, and its weights are no longer here.
+        """
+        version, again = self._version, self._network is None
+        lost = (
+            f"vLLM died, and {what} are no longer here to be sent to another one; start the same command again to "
+            "resume (with runtime=ray that is done)"
+        )
+        if again and self.roles.shards.networks:  # the other ranks would have to gather them, too
+            raise VllmDiedError(lost)
+        assert version is not None
+        checksums: list[int] = []
+        with self._published() as network:
+            for message, checksum in through_gpu(weights_of(network), version, dtype=self.model.compute):
+                responses = self._process.answers(what, message)
+                if (own := next(responses)["checksum"]) != checksum:
+                    raise VllmFailedError(
+                        f"weight sync v{version}: {next(iter(message['places']))} and what travels with it differ "
+                        f"between the trainer and vLLM: checksums {checksum:#x} and {own:#x}"
+                    )
+                checksums.append(checksum)
+        if again and checksums != self._checksums:  # a rollout worker gets the next version while this one samples
+            raise VllmDiedError(lost)
+        self._checksums = checksums
+        return next(responses)
 
     def _sample(
         self, job: ResponseJob, table: Encoded, index: Sequence[int], keys: Sequence[int], *,
@@ -270,7 +341,7 @@ class VllmEngine(ResponseEngine):
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
             raise VllmFailedError(
-                f"after weight sync v{self._weights.message['version']}, vLLM's log-probs differ from the "
+                f"after weight sync v{self._version}, vLLM's log-probs differ from the "
                 f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
                 "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
             )

@@ -14,13 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import reduce_tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from burnish.language.vllm.apart.burnish_vllm.shared import mapped, tensors
+from burnish.language.vllm.apart.burnish_vllm.shared import (
+    buckets,
+    checksum,
+    entries_of,
+    mapped,
+    placed,
+    tensors,
+)
 from burnish.models.adapters import PREFIX, saved_name
 from burnish.models.lora import adapter_parameters, plain_name
 from burnish.options.model import LoraOptions
-from burnish.utils.allocator import ON_GPU
+from burnish.utils.allocator import ON_GPU, shareable
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import Child, ChildDied
 
@@ -28,6 +36,7 @@ APART = Path(__file__).with_name("apart")  # all that vLLM's environment gets to
 START = "import sys; from burnish_vllm.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 LONGEST_START = 1200.0  # seconds until vLLM must be ready
 SHOWN = 20  # last lines of its log that an error quotes
+BUCKET = 256 << 20  # bytes of a GPU's memory that are filled at a time
 
 
 class VllmFailedError(RuntimeError):
@@ -146,9 +155,6 @@ def _environment(devices: str | None) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"} | kept | own
 
 
-ALIGNMENT = 64  # bytes at which tensors begin
-
-
 def weights_of(network: nn.Module) -> dict[str, Tensor]:
     """The plain network's weights by their names in files, adapters folded in beforehand; of tied ones the first.
 
@@ -207,11 +213,7 @@ class SharedWeights:
             dtype: floating-point numbers are written with this precision.
             settings: of the adapter that they are, as peft has them; None where they are all weights of the network.
         """
-        places, size = {}, 0
-        for name, value in weights.items():
-            kind = dtype if value.is_floating_point() else value.dtype
-            places[name] = (str(kind).removeprefix("torch."), tuple(value.shape), size)
-            size += -(-value.numel() * kind.itemsize // ALIGNMENT) * ALIGNMENT
+        places, size = placed(entries_of(weights, dict.fromkeys(weights, dtype)))
         path = f"/proc/{os.getpid()}/fd/{self._file}"  # where processes of this user find it
         if len(self._memory) != size:
             self._memory = mapped(path, size)
@@ -226,3 +228,38 @@ class SharedWeights:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._memory = -1, torch.empty(0, dtype=torch.uint8)
+
+
+def through_gpu(
+    weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Bring weights to a vLLM on the same GPU: memory there is filled with one bucket after the other.
+
+    Each weight is copied once, and summed up where it lies.
+
+    Args:
+        weights: by their names, on that GPU.
+        version: policy updates that they have seen.
+        dtype: floating-point numbers are written with this precision.
+
+    Yields:
+        What vLLM is told of a bucket, and its checksum. The next one takes its place.
+    """
+    parts = list(buckets(entries_of(weights, dict.fromkeys(weights, dtype)), BUCKET))
+    memory = shareable(max(placed(part)[1] for part in parts), next(iter(weights.values())).device)
+    handle = handle_of(memory)
+    for number, part in enumerate(parts, start=1):
+        places, size = placed(part)
+        for name, target in tensors(memory, places):
+            target.copy_(weights[name].detach())
+        message = {
+            "do": "load", "version": version, "adapter": None, "handle": handle, "size": size, "places": places,
+            "more": number < len(parts),
+        }  # fmt: skip
+        yield message, int(checksum(memory[:size]))  # read by the CPU, which waits for the copies
+
+
+def handle_of(memory: Tensor) -> tuple[Any, ...]:
+    """What another process opens a GPU's memory by; see ``opened`` there."""
+    handle: tuple[Any, ...] = reduce_tensor(memory)[1]
+    return handle

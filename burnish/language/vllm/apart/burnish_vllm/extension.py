@@ -1,8 +1,8 @@
-"""What vLLM's workers learn to do: read weights in shared memory, and score tokens as Burnish does."""
+"""What vLLM's workers learn to do: take weights over, and score tokens as Burnish does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,22 +11,32 @@ import torch
 from torch import Tensor
 
 from .inputs import key_of
-from .shared import Places, mapped, tensors
+from .shared import Places, mapped, place_of, tensors
 
 kept = lru_cache(maxsize=1)(mapped)  # mapping a page costs as much as copying it; a worker has one owner
+Weights = Iterator[tuple[str, Tensor]]
+
+
+def shared_weights(path: str, size: int, places: Places) -> Weights:
+    """Weights that lie in the CPU's memory."""
+    return tensors(kept(path, size), places)
 
 
 class Extension:
     """Methods that are mixed into vLLM's worker class; ``collective_rpc`` calls them by name."""
 
+    device: torch.device
     reload_weights: Any
     model_runner: Any
 
-    def burnish_prepare(self, banned: list[int]) -> None:
+    def burnish_prepare(self, banned: list[int]) -> str:
         """Have the model leave out tokens that are never written, and score at the temperature of the job.
 
         The log-probs that vLLM calls raw are then those of the full distribution at that temperature, whatever
         filters are on.
+
+        Returns:
+            Which GPU this worker is on, as ``place_of`` has it.
         """
         model = self.model_runner.get_model()
         self.burnish_temperature, self.burnish_positions = 1.0, {}  # type: ignore[var-annotated]
@@ -46,6 +56,7 @@ class Extension:
         model.compute_logits = compute_logits
         if hasattr(model, "get_mrope_input_positions"):
             self._burnish_place(model)
+        return place_of(self.device)
 
     def _burnish_place(self, model: Any) -> None:
         own: Callable[..., tuple[Tensor, int]] = model.get_mrope_input_positions
@@ -64,7 +75,7 @@ class Extension:
         self.burnish_temperature = temperature
         self.burnish_positions = {key: torch.from_numpy(array) for key, array in positions.items()}
 
-    def burnish_load(self, path: str, size: int, places: Places) -> list[str]:
+    def burnish_load(self, weights: Callable[[], Weights]) -> list[str]:
         """Put weights in place; the names of vLLM's own that were not among them."""
         model = self.model_runner.get_model()
         known = {name for name, _ in model.named_parameters()}
@@ -78,7 +89,7 @@ class Extension:
 
         model.load_weights = load_weights
         try:
-            self.reload_weights(weights_iterator=tensors(kept(path, size), places))
+            self.reload_weights(weights_iterator=weights())
         finally:
             del model.load_weights
         tied = _tie(model)

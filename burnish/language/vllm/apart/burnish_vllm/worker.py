@@ -14,13 +14,15 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from .extension import Weights, shared_weights
 from .inputs import Prompt
-from .shared import mapped, tensors
+from .shared import checksum, mapped, opened, tensors
 
 WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
@@ -80,13 +82,22 @@ class Server:
             # a prompt that is read in parts has its seed set back in a way that only GPUs can
             settled["enable_chunked_prefill"] = False
         self.engine = LLMEngine.from_engine_args(EngineArgs(**(settled | arguments)))
-        self.engine.collective_rpc("burnish_prepare", args=(banned,))
+        devices = self.engine.collective_rpc("burnish_prepare", args=(banned,))
         self.adapter: Any = None  # that requests are answered with
         self._folder = tempfile.TemporaryDirectory(prefix="burnish-adapter-")
         self.asked = 0
         self._processor: Any = None
         longest = self.engine.model_config.max_model_len
-        channel.send({"ready": vllm.__version__, "longest": longest})
+        channel.send({"ready": vllm.__version__, "longest": longest, "devices": devices})
+
+    def reach(self, message: dict[str, Any]) -> None:
+        """Whether memory of the GPU that the trainer shares can be opened here; why not."""
+        error = ""
+        try:
+            opened(message["handle"])
+        except Exception as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        self.channel.send({"failed": error})
 
     def load(self, message: dict[str, Any]) -> None:
         """Put weights in place, and forget what was computed with those before."""
@@ -94,11 +105,15 @@ class Server:
         if resting:
             self.engine.wake_up(["weights"])
         missing: set[str] = set()
-        if message["adapter"] is None:
-            places = (message["path"], message["size"], message["places"])
-            missing = set().union(*self.engine.collective_rpc("burnish_load", args=places))
-        else:
+        if message["adapter"] is not None:
             self._adapt(message)
+        else:
+            weights: partial[Weights] = (
+                partial(self._arriving, message)
+                if "handle" in message
+                else partial(shared_weights, message["path"], message["size"], message["places"])
+            )
+            missing = set().union(*self.engine.collective_rpc("burnish_load", args=(weights,)))
         if resting:
             self.engine.wake_up(["kv_cache"])
         if not self.engine.reset_prefix_cache():
@@ -106,6 +121,21 @@ class Server:
         self.engine.reset_encoder_cache()
         self.engine.reset_mm_cache()
         self.channel.send({"missing": sorted(missing)})
+
+    def _arriving(self, message: dict[str, Any]) -> Weights:
+        """Weights that come through memory of the GPU, which is filled again as soon as they are copied.
+
+        vLLM may use some of them only when it has all: no view of that memory would be theirs any more.
+        """
+        memory = opened(message["handle"])
+        while True:
+            content = memory[: message["size"]].clone()
+            self.channel.send({"checksum": int(checksum(content))})  # read by the CPU, which waits for the copy
+            yield from tensors(content, message["places"])
+            del content
+            if not message["more"]:
+                return
+            message = self.channel.recv()
 
     def _adapt(self, message: dict[str, Any]) -> None:
         """Have requests use an adapter in the place of the one before; vLLM reads it from a folder."""
