@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +24,7 @@ from burnish.types.completion import Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
-from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.supervisor import ChildDied, LoadFailed, Servers
 
 CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
@@ -137,8 +136,7 @@ class Readers:
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._largest = 1  # batch of ``ahead``
-        self._own, self._servers = threading.local(), list[Server]()
-        self._closed = False
+        self._servers = Servers(config.data.workers, _load, (config, self.tools), ENVIRONMENT)
 
     def read(self, prompts: Sequence[Prompt]) -> None:
         """Begin to read what these show."""
@@ -155,25 +153,20 @@ class Readers:
 
     def close(self) -> None:
         """End the processes."""
-        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for server in self._servers:
-            server.kill()
+        self._servers.close()
         self._pool.shutdown()
-        for server in self._servers:
-            server.close()
 
     def _encoded(self, prompt: Prompt) -> Encoded:
         workers, how = f"data.workers={self.config.data.workers}", ""
         for _ in range(TRIES):
-            if self._closed:
-                raise UserError("the run is over")
             try:
-                complaint, found = self._server().call(READING, "", prompt)
+                with self._servers.one() as server:
+                    server.load(STARTING, "")
+                    complaint, found = server.call(READING, "", prompt)
             except (ChildDied, LoadFailed) as error:
-                self._own.server, how = None, str(error)
+                how = str(error)
             except TimeoutError:
-                self._own.server = None
                 raise UserError(
                     f"{prompt.name} shows what a process of {workers} has not read in {READING:g} s; fix it or "
                     "remove it"
@@ -187,15 +180,6 @@ class Readers:
             f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); remove it, or look at "
             "it with data.workers=0, and at the machine's free memory"
         )
-
-    def _server(self) -> Server:
-        """This thread's process; a new one where the last has died."""
-        server: Server | None = getattr(self._own, "server", None)
-        if server is None:
-            server = self._own.server = Server(_load, (self.config, self.tools), ENVIRONMENT)
-            self._servers.append(server)
-            server.load(STARTING, "")
-        return server
 
 
 def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, bytes]]:
