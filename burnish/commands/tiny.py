@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from burnish.models.loading import quietly
 from burnish.models.tiny import ALL, LANGUAGE, Described, Tiny, TinyLanguage, describe, language, read
 from burnish.models.tiny.language import draw_weights
 from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
@@ -38,6 +37,7 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import MARK, check_output
 from burnish.utils.reading import checked_path
+from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -309,7 +309,7 @@ def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> 
     for row in group_starts(job.group)[:-1]:
         if int(job.group[row]) < QUOTED:
             prompt = job.prompts[row]
-            asked = prompt.turns[-1].text if prompt.messages else prompt.text
+            asked = prompt.turns[-1].text
             reward = None if scores.missing[row] else float(scores.reward[row])
             yield Quote(asked[:LONGEST], responses[row].full_text[:LONGEST], reward)
 

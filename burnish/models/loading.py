@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -96,21 +93,3 @@ def block_count(wanted: bool | int, there: int) -> int:
             f"model.gradient_checkpointing is {wanted}, but the network has {there} blocks; lower it, or set it to true"
         )
     return wanted
-
-
-@contextmanager
-def quietly(*libraries: str) -> Iterator[None]:
-    """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
-    loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
-    verbosities = [logger.get_verbosity() for logger in loggers]
-    for logger in loggers:
-        logger.disable_progress_bar()
-        logger.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, verbosity in zip(loggers, verbosities, strict=True):
-            logger.enable_progress_bar()
-            logger.set_verbosity(verbosity)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import block_count, placement_of, quietly, read_folder
+from burnish.models.loading import block_count, placement_of, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
@@ -19,7 +19,7 @@ from burnish.registry import lookup
 from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
+from burnish.utils.weights import complaints_about, quietly, refuse_quantized, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
     import torch
