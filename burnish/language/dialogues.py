@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation, answers
-from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
+from burnish.language.sampling import Past, Turn
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.data.records import data_error
 from burnish.language.config import LanguageConfig
-from burnish.language.model.base import decoded
+from burnish.language.model.base import Positions, decoded
 from burnish.language.model.universal import LanguageModel
 from burnish.training.ranks import Ranks, distribute, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Servers
@@ -113,6 +115,55 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
             length = model.count_tokens(prompt.chat(), prompt.told(tools))
             return length - len(each) + sum(tokens or 0 for tokens in each)
     return None
+
+
+def check_positions(
+    prompts: Prompts,
+    positions: Positions,
+    model: LanguageModel,
+    tools: Sequence[dict[str, Any]],
+    *,
+    room: int,
+    instead: str,
+) -> None:
+    """Refuse questions that take more of the model's positions than the longest response leaves.
+
+    Most questions are shorter in bytes already, and a token has at least one byte.
+
+    Args:
+        prompts: questions.
+        positions: of the model.
+        model: that reads them, or its outline.
+        tools: JSON schemas of functions that the prompts tell of.
+        room: tokens of a response at most.
+        instead: what else can be done, for messages.
+
+    Raises:
+        UserError: there are such questions; the message names the first ones.
+    """
+    found, longest = [], positions.most
+    written = TEMPLATE + (len(json.dumps(tools, default=str)) if tools else 0)
+    for prompt in prompts.longer(longest - room):
+        bound = prompt.size + room + written
+        for image in prompt.images:
+            with suppress(OSError, ValueError):  # which is told of elsewhere, with the record
+                width, height = image.size()
+                bound += 600 + width * height // 196  # at most: some, and one more for every patch of pixels
+        if bound <= longest:
+            continue
+        if (count := length_unread(model, prompt, tools)) is None:
+            count = model.count_tokens(prompt.chat(), prompt.told(tools))
+        if count + room > longest:
+            found.append((count, prompt))
+    if found:
+        most = max(count for count, _ in found)
+        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
+        response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
+        raise data_error(
+            [f"{count} tokens: {prompt.name}" for count, prompt in found],
+            f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
+            f"({positions.name}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
+        )
 
 
 def bytes_of(encoded: Encoded) -> int:
