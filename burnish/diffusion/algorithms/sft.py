@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import ForwardProcess
 from burnish.diffusion.algorithms.policy_gradient import summed
-from burnish.options import BelowOne, Count, Finite, Positive
-from burnish.registry import ReadIf, register
+from burnish.options import BelowOne, Count
+from burnish.registry import register
 from burnish.rl.algorithm import Metrics, range_metrics
+from burnish.rl.imitation import BestOfOwn
 
 if TYPE_CHECKING:
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
@@ -18,18 +19,9 @@ if TYPE_CHECKING:
 
 
 @register("flow algorithm", "sft")
-class SFT(ForwardProcess):
+class SFT(BestOfOwn, ForwardProcess):
     """Imitate images."""
 
-    online: bool = False
-    """Imitate the best of the own samples of a prompt (best-of-n); false imitates the images in data.train_files."""
-    best: Annotated[Count, ReadIf("online")] = 1
-    """online: the N best samples of a prompt are imitated."""
-    min_reward: Annotated[Finite | None, ReadIf("online")] = None
-    """online: and only those with at least this reward; null takes the best, however good they are."""
-    reward_temperature: Annotated[Positive | None, ReadIf("online")] = None
-    """online: weigh each of them by exp(reward / this), relative to the others of its prompt (reward-weighted
-    regression); null weighs all alike."""
     prompt_dropout: BelowOne = 0.0
     """Share of the images that are learned without their prompt, so that guidance keeps something to steer away
     from."""
@@ -63,18 +55,13 @@ class SFT(ForwardProcess):
         import torch
 
         from burnish.diffusion.batches import judge
-        from burnish.rl.preference import likelihood_weights, select_best
 
-        scores = scored.scores
-        rows = select_best(scores.reward, scored.group, scores.missing, self.best)
-        if self.min_reward is not None:
-            rows = rows[scores.reward[rows] >= self.min_reward]
+        scores, (rows, chosen) = scored.scores, self.imitated(scored)
         metrics = range_metrics(rewards=scores.reward[~scores.missing]) | {"train/imitated": float(len(rows))}
         if len(rows):
             metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
         weight = torch.ones_like(scores.reward)
-        if self.reward_temperature is not None:
-            weight[rows] = likelihood_weights(scores.reward[rows], scored.group[rows], self.reward_temperature)
+        weight[rows] = chosen
         return judge(scored, weight, self.levels, members=rows.cpu()[:, None]), metrics
 
     def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
