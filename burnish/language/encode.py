@@ -25,10 +25,9 @@ from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
 from burnish.types.prompt import Prompt, Prompts
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import LruCache
+from burnish.utils.lru_cache import ENCODED, LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Servers
 
-CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
 TEMPLATE = 256  # tokens of a chat template around a question, at most
 
@@ -40,7 +39,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIB
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, cached: int = CACHED) -> None:
+    def __init__(self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, cached: int = ENCODED) -> None:
         """Make one for a model.
 
         Args:
@@ -266,7 +265,7 @@ class SharedPrompts:
             ranks: all of which encode the same prompts together.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: LruCache[Outline] = LruCache(CACHED, lambda outline: bytes_of(outline[0]))
+        self._known: LruCache[Outline] = LruCache(ENCODED, lambda outline: bytes_of(outline[0]))
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.
