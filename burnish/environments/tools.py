@@ -19,7 +19,7 @@ from burnish.options import Count, Seconds
 from burnish.registry import Choice, register
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
-from burnish.utils.supervisor import ChildDied, LoadFailed, Servers
+from burnish.utils.supervisor import ChildDied, LoadFailed, ServerPool
 from burnish.utils.user_code import awaited, load_object, reason
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class Tools(Environment):
         self._processes.close()
 
     @cached_property
-    def _processes(self) -> Servers:
-        return Servers(self.concurrency, _load, (self.functions, self.arguments))
+    def _processes(self) -> ServerPool:
+        return ServerPool(self.concurrency, _load, (self.functions, self.arguments))
 
     @cached_property
     def parameters(self) -> dict[str, Any]:

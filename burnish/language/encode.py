@@ -26,7 +26,7 @@ from burnish.types.completion import Encoded
 from burnish.types.prompt import Prompt, Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED, LruCache
-from burnish.utils.supervisor import ChildDied, LoadFailed, Servers
+from burnish.utils.supervisor import ChildDied, LoadFailed, ServerPool
 
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
 TEMPLATE = 256  # tokens of a chat template around a question, at most
@@ -186,7 +186,7 @@ class Readers:
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._largest = 1  # batch of ``ahead``
-        self._servers = Servers(config.data.workers, _load, (config, self.tools), ENVIRONMENT)
+        self._servers = ServerPool(config.data.workers, _load, (config, self.tools), ENVIRONMENT)
 
     def read(self, prompts: Sequence[Prompt]) -> None:
         """Begin to read what these show."""

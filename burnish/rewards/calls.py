@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.types.prompt import Prompt
 from burnish.types.samples import FAILED, RETRIED, TIMED_OUT
-from burnish.utils.supervisor import ChildDied, Servers
+from burnish.utils.supervisor import ChildDied, ServerPool
 from burnish.utils.terminal import printable
 from burnish.utils.user_code import OURS, place_of
 
@@ -156,7 +156,7 @@ class Worker(threading.Thread):
         """Start it, which loads the rewards; ``tasks`` may be those of several workers, and None ends one."""
         super().__init__(name="scoring", daemon=True)
         self._tasks, self._rewards, self._timeout = tasks, dict(rewards), timeout
-        self._process = Servers(1, _load, self._rewards, ENVIRONMENT)  # without torch: there in about a second
+        self._process = ServerPool(1, _load, self._rewards, ENVIRONMENT)  # without torch: there in about a second
         self._holds: object = None  # the samples that were sent to it last
         self.start()
 

@@ -187,7 +187,7 @@ class Server(Child):
         return self.wire.recv()
 
 
-class Servers:
+class ServerPool:
     """Processes alike, each for one caller at a time. One starts when it is first needed, and anew where it failed."""
 
     def __init__(
