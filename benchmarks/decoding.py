@@ -19,8 +19,8 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from burnish.diffusion.options import ModelOptions
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.model.loading import load_language_model
+from burnish.language.sampling import Sampling
 from burnish.types.completion import Encoded
 from burnish.utils import random
 from tests.support.tiny_language import QWEN, build_tokenizer, chat, noise_image

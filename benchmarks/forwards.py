@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from burnish.diffusion.options import ModelOptions
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.logprobs import chosen_scores, response_logprobs
 from burnish.language.model.loading import load_language_model
+from burnish.language.sampling import Sampling
 from burnish.models.lora import add_adapters
 from burnish.options.model import LoraOptions
 from burnish.types.completion import Completion, Encoded

@@ -39,12 +39,12 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.forwards import conversations
 from burnish.language.model.loading import load_language_model
+from burnish.language.sampling import Sampling
 from burnish.models.linear import joined
 from burnish.models.lora import add_adapters, attach, lora_layers
 from burnish.models.tiny import describe

@@ -151,9 +151,13 @@ class Controller:
             Exception: the same, where that is not possible.
         """
         if isinstance(error, RewardsFailing):
-            version, newest = self.assembly.workers.version, self.store.latest()
-            if version and (newest is None or newest.update < version):
-                path = self.save(version, None, None)
-                self.settle()
-                log.warning("the run can't go on; its weights are saved in %s", path)
+            self._rescue(self.assembly.workers.version, lambda version: self.save(version, None, None))
         raise error
+
+    def _rescue(self, version: int, save: Callable[[int], Path]) -> None:
+        """Save what was learned, as the run can't go on."""
+        newest = self.store.latest()
+        if version and (newest is None or newest.update < version):
+            path = save(version)
+            self.settle()
+            log.warning("the run can't go on; its weights are saved in %s", path)

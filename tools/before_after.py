@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from burnish.config.run_folder import RunFolder
-from burnish.utils.images import grid
+from burnish.utils.images import BLUE, VERMILION, grid
+
+FRAME = 3  # pixels
 
 
 def main() -> None:
@@ -24,14 +26,18 @@ def main() -> None:
     folder = RunFolder(arguments.run)
     judged = [folder.validation(update) for update in folder.validations()]
     before, after = (_read(path, arguments.samples) for path in (judged[0], judged[-1]))
-    images, verdicts, labels = [], [], []
+    images, labels = [], []
     for index in list(before)[: arguments.prompts]:
         both = before[index] + after[index]
-        images += [image for image, _, _ in both]
-        verdicts += [right for _, right, _ in both]
+        images += [_framed(image, right) for image, right, _ in both]
         labels.append(before[index][0][2])
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-    grid(images, 2 * arguments.samples, labels, verdicts).save(arguments.output, optimize=True)
+    grid(images, 2 * arguments.samples, labels).save(arguments.output, optimize=True)
+
+
+def _framed(image: np.ndarray, right: bool) -> np.ndarray:
+    """With a blue frame for True, and a vermilion one for False: distinguishable with any colour vision."""
+    return np.asarray(ImageOps.expand(Image.fromarray(image), FRAME, BLUE if right else VERMILION))
 
 
 def _read(validation: Path, samples: int) -> dict[int, list[tuple[np.ndarray, bool, str]]]:

@@ -20,12 +20,12 @@ from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.pipeline.arguments import SOUND_GUIDANCE, Arguments
 from burnish.diffusion.pipeline.program import joined
 from burnish.diffusion.pipeline.schedules import EULER
-from burnish.models.loading import quietly
 from burnish.models.tiny import Tiny
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
+from burnish.utils.weights import quietly
 
 SEED, GUIDANCE = 0, 3.0
 SAMPLES = 2  # of the prompt that is compared

@@ -23,13 +23,13 @@ from burnish.diffusion.engine import FlowEngine
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.checks import distance
-from burnish.models.loading import quietly
 from burnish.models.tiny import Tiny
 from burnish.models.tiny.build import write
 from burnish.tasks import Assembly, assemble
 from burnish.types.samples import Sound
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
+from burnish.utils.weights import quietly
 
 STEPS, TRAINED = 12, 4  # of the comparison, some of whose guidance begins at a sixth step, and of the updates
 LOGPROB = "rollout_corr/logprob_abs_diff"

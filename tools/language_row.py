@@ -14,12 +14,12 @@ from torch import Tensor
 
 from burnish.config import load
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs
 from burnish.language.model.forwards import samples
 from burnish.language.model.loading import load_language_model
+from burnish.language.sampling import Sampling
 from burnish.loop import run
 from burnish.models.tiny import TinyLanguage
 from burnish.models.tiny.language import write

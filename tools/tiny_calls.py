@@ -6,10 +6,10 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.loading import quietly
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.tiny import Tiny
 from burnish.utils.json_text import read_object
+from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from PIL.Image import Image

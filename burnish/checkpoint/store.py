@@ -187,14 +187,6 @@ class CheckpointStore:
                 log.warning("checkpoint skipped: %s", error)
         return None
 
-    def open(self, path: str | Path) -> Checkpoint:
-        """A checkpoint by its path.
-
-        Raises:
-            UserError: it does not exist or is not complete; the message names the file.
-        """
-        return read(Path(path))
-
     def _publish(self, staged: Path, target: Path, text: bytes, manifest: Manifest) -> None:
         """Complete a folder, whose tensors all ranks have written and hashed, and make it visible."""
         rest = state_files.write_file(staged / NAME, iter([text]))

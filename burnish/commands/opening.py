@@ -89,10 +89,11 @@ def open_run(
         used = ", ".join(f"{section} ({path})" for section, path in named)
         log.warning("%s makes this machine use %s; %s", folder.config, used, LOOK)
     with loading_pytorch():
+        from burnish.checkpoint.files import read
         from burnish.checkpoint.store import CheckpointStore
         from burnish.tasks import assemble
     store = CheckpointStore(folder.checkpoints, config.checkpoint)
-    checkpoint = store.open(wanted) if wanted else store.latest()
+    checkpoint = read(Path(wanted)) if wanted else store.latest()
     if checkpoint is None:
         raise UserError(
             f"{source} has no complete checkpoint yet; wait until training writes one, every checkpoint.every updates"

@@ -19,7 +19,7 @@ from burnish.config.hardware import Machine, Origin, listed, read_machine
 from burnish.config.hub import with_models
 from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils import terminal
-from burnish.utils.addresses import is_address, redacted
+from burnish.utils.addresses import is_address, one_line
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import CHECKPOINTS
@@ -164,8 +164,7 @@ def fetched(config: RunConfig) -> RunConfig:
     except UserError:
         raise
     except Exception as error:  # whatever a file system raises
-        why = redacted(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
-        raise UserError(f"resume is {config.resume}, which can't be read: {why}") from error
+        raise UserError(f"resume is {config.resume}, which can't be read: {one_line(error)}") from error
     if checkpoint is None:
         raise UserError(f"resume is {config.resume}, which has no complete checkpoint")
     return replace(config, resume="auto" if wanted is None else str(checkpoint))

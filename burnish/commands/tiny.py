@@ -15,11 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from burnish.models.loading import quietly
 from burnish.models.tiny import ALL, LANGUAGE, Described, Tiny, TinyLanguage, describe, language, read
 from burnish.models.tiny.language import draw_weights
 from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
-from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
 from burnish.rewards.images.learned import (
     AESTHETIC_FILES,
     BLIP_FILE,
@@ -30,7 +28,7 @@ from burnish.rewards.images.learned import (
     blip_towers,
 )
 from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
-from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
+from burnish.rewards.networks.headed import ABOUT, ADAPTER, FRAME, HPSV3, REST, WRAPPED, Parts
 from burnish.rewards.networks.inputs import FILE as PREPROCESSOR
 from burnish.rewards.networks.loading import published_name
 from burnish.utils import terminal
@@ -38,6 +36,7 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import MARK, check_output
 from burnish.utils.reading import checked_path
+from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from torch import Tensor

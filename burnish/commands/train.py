@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.alarms.actions import Action, at_checkpoint, carry_out, changed, read_actions
-from burnish.checkpoint.files import Checkpoint, numbered
+from burnish.checkpoint.files import Checkpoint, numbered, read
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.export import Exports
 from burnish.commands.fitting import Fit
@@ -224,7 +224,7 @@ def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore)
     """The checkpoint to resume from, by the option ``resume``."""
     if config.resume == "never":  # there is no run, or it would have been refused
         return None
-    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
+    checkpoint = store.latest() if config.resume == "auto" else read(Path(config.resume))
     if checkpoint is None:
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
             raise UserError(

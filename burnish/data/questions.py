@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,45 +144,3 @@ def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDat
             "remove them with data.overlong=filter",
         )
     return prompts.take(kept)
-
-
-def check_positions(
-    prompts: Prompts,
-    longest: int,
-    length: Callable[[Prompt], int],
-    *,
-    limit: str,
-    room: int,
-    more: Callable[[Prompt], int],
-    instead: str,
-) -> None:
-    """Refuse questions that take more of the model's positions than the longest response leaves.
-
-    Most questions are shorter in bytes already, and a token has at least one byte.
-
-    Args:
-        prompts: questions.
-        longest: positions of the model.
-        length: tokens of a question.
-        limit: what ``longest`` is called.
-        room: tokens of a response at most.
-        more: tokens of a question at most, but for those of its text: of its template, and of what it shows.
-        instead: what else can be done, for messages.
-
-    Raises:
-        UserError: there are such questions; the message names the first ones.
-    """
-    found = []
-    for prompt in prompts.longer(longest - room):
-        bound = prompt.size + room
-        if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
-            found.append((count, prompt))
-    if found:
-        most = max(count for count, _ in found)
-        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
-        response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
-        raise data_error(
-            [f"{count} tokens: {prompt.name}" for count, prompt in found],
-            f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
-            f"({limit}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
-        )

@@ -17,7 +17,7 @@ from torch import Tensor
 from burnish.data.images import BEGINNING
 from burnish.data.prompts import IMAGES, read_prompts
 from burnish.data.stream import Stream
-from burnish.diffusion.algorithms.sft import SFT
+from burnish.diffusion.algorithms.forward_process import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
 from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
 from burnish.diffusion.offline import FinishedImages, ImageFiles

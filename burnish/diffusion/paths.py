@@ -17,7 +17,7 @@ from burnish.types.rollout import Prompt, Requests, Scored, share_of
 from burnish.utils import random
 
 if TYPE_CHECKING:
-    from burnish.diffusion.algorithms.tdm_r1 import TDMR1
+    pass
 
 LEAST = 0.02  # noise level of a step that can still change an image
 
@@ -148,14 +148,17 @@ class GroupPaths(ComparedSamples):
     surrogate_level: Tensor  # [B, J] noise level at which it does
 
     @classmethod
-    def of(cls, scored: Scored, value: Tensor, how: TDMR1) -> GroupPaths:
-        """Groups of samples with their advantages [B]; what is drawn for a group depends on its prompt alone."""
+    def of(cls, scored: Scored, value: Tensor, trained: int) -> GroupPaths:
+        """Groups of samples with their advantages [B]; what is drawn for a group depends on its prompt alone.
+
+        Of each, ``trained`` steps are learned from.
+        """
         samples, members = compare(scored, value, groups_of(scored))
         trace, first = scored.trace, members[:, 0]
         # on the CPU, so that a GPU need not be waited for where rows are chosen
         time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
         keys = [(scored.seed, "steps", scored.update, uid) for uid in samples.uid]
-        count, trained = time.shape[1], how.train_timesteps
+        count = time.shape[1]
         step = torch.tensor([random.permutation(count, *key)[:trained] for key in keys]).view(-1, trained)
         draws = random.uniform(4 * trained, keys) if keys else torch.zeros(0, 4 * trained)
         chosen, *levels = draws.view(-1, 4, trained).unbind(1)

@@ -143,6 +143,7 @@ class FlowRoles(TrainedRoles):
         self.sampled = ("policy",) if needs.sampler == "policy" else ("policy", needs.sampler)
         self._add(
             self.trained[1:],
+            learning,
             reference=needs.reference,
             targets=() if lora is None else model.lora_targets,
             seed=seed,
@@ -150,9 +151,6 @@ class FlowRoles(TrainedRoles):
         )
         if lora is not None:
             joined(self._carriers)
-        for name in learning:
-            for weight in self.parameters(name).values() if lora is not None else self._networks[name].parameters():
-                weight.requires_grad_(True)
         if lora is not None and lora.path is not None:
             # networks of an algorithm's own begin as the untrained model
             self._go_on(model.adapter_weights(lora), ("policy", *needs.lagged))

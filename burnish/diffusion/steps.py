@@ -438,15 +438,14 @@ def uniform(draw: Tensor, *, low: float = 0.0, high: float = 1.0, shift: float =
     return static_shift(low + (high - low) * draw, shift)
 
 
-def logit_normal(draw: Tensor, *, mean: float = 0.0, std: float = 1.0, shift: float = 1.0) -> Tensor:
-    """Logit-normal times, the sigmoid of mean + std * draw (Stable Diffusion 3, eq. 19), then shifted.
+def logit_normal(draw: Tensor, *, shift: float = 1.0) -> Tensor:
+    """Logit-normal times, the sigmoid of the draw (Stable Diffusion 3, eq. 19), then shifted.
 
     Args:
         draw: standard normal, of any shape.
-        mean, std: of the logit of t.
         shift: see ``static_shift``.
     """
-    return static_shift(torch.sigmoid(mean + std * draw), shift)
+    return static_shift(draw.sigmoid(), shift)
 
 
 def stratify(draw: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import queue
 import sys
 import types
 import typing
@@ -22,7 +21,7 @@ from burnish.options import Count, Seconds
 from burnish.registry import Choice, register
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
-from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.supervisor import ChildDied, LoadFailed, ServerPool
 from burnish.utils.user_code import awaited, load_object, reason
 
 if TYPE_CHECKING:
@@ -114,20 +113,11 @@ class Tools(Environment):
             tool.check(**own)
 
     def close(self) -> None:
-        for process in self.processes:
-            process.close()
+        self._processes.close()
 
     @cached_property
-    def processes(self) -> list[ToolProcess]:
-        """Where the functions run, one call at a time in each."""
-        return [ToolProcess(self) for _ in range(self.concurrency)]
-
-    @cached_property
-    def _free(self) -> queue.SimpleQueue[ToolProcess]:
-        free: queue.SimpleQueue[ToolProcess] = queue.SimpleQueue()
-        for process in self.processes:
-            free.put(process)
-        return free
+    def _processes(self) -> ServerPool:
+        return ServerPool(self.concurrency, _load, (self.functions, self.arguments, self.servers))
 
     @cached_property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -157,66 +147,25 @@ class Tools(Environment):
             return [f"error: {call.problem}"]
         if call.name not in self.schemas:
             return [f"error: there is no tool {call.name!r}; there are {', '.join(self.schemas)}"]
-        process = self._free.get()
-        try:
-            result = process.call(call.name, call.arguments or {}, images, seed)
-        finally:
-            self._free.put(process)
+        result = self._result(call.name, call.arguments or {}, {"images": list(images), "seed": seed})
         return [part[: self.longest_result] if isinstance(part, str) else part for part in result]
 
-
-class ToolProcess:
-    """Calls functions by name in a process that can be killed, whatever a function does. It starts with the first call,
-    and anew after a call that it did not survive."""
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._server: Server | None = None
-
-    def call(self, name: str, arguments: Mapping[str, Any], images: Sequence[Image], seed: int) -> list[Result]:
-        """What a function returned, as texts, images and videos, or why it did not.
-
-        Args:
-            name: of the function.
-            arguments: that the model gave.
-            images: of the dialogue so far, and
-            seed: of this call in its dialogue, for functions with parameters of these names.
-
-        Raises:
-            RuntimeError: the functions can't be loaded there.
-        """
-        seconds = self._tools.timeout
+    def _result(self, name: str, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> list[Result]:
+        """What a function returned, or why it did not, whatever it does: its process can be killed."""
+        loaded = False
         try:
-            return self._started().call(  # type: ignore[no-any-return]
-                seconds,
-                f"took longer than {seconds:g} seconds",
-                name,
-                dict(arguments),
-                {"images": list(images), "seed": seed},
-            )
+            with self._processes.one() as process:
+                process.load(LONGEST_LOAD, f"it took longer than {LONGEST_LOAD:g} seconds")
+                loaded = True
+                late = f"took longer than {self.timeout:g} seconds"
+                return process.call(self.timeout, late, name, dict(arguments), given)  # type: ignore[no-any-return]
         except RecursionError:  # of pickling: nothing was sent
             return [f"error: the arguments of {name} are nested too deeply"]
-        except (TimeoutError, ChildDied) as error:
-            self.close()
-            return [f"error: {name} {'ended its process' if isinstance(error, ChildDied) else error}"]
-
-    def close(self) -> None:
-        """End the process."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def _started(self) -> Server:
-        if self._server is None:
-            tools = self._tools
-            self._server = Server(_load, (tools.functions, tools.arguments, tools.servers))
-            try:
-                self._server.load(LONGEST_LOAD, f"it took longer than {LONGEST_LOAD:g} seconds")
-            except (LoadFailed, TimeoutError, ChildDied) as error:
-                self.close()
-                why = "its process ended" if isinstance(error, ChildDied) else error
-                raise RuntimeError(f"the tools can't be loaded: {why}") from None
-        return self._server
+        except (LoadFailed, TimeoutError, ChildDied) as error:
+            ended = isinstance(error, ChildDied)
+            if not loaded:
+                raise RuntimeError(f"the tools can't be loaded: {'its process ended' if ended else error}") from None
+            return [f"error: {name} {'ended its process' if ended else error}"]
 
 
 def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, str]]) -> Callable[..., list[Result]]:

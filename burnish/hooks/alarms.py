@@ -27,7 +27,6 @@ from burnish.hooks.log import Lines
 from burnish.options import AlarmAction, AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
-from burnish.rewards.images.similarity import ImageVariety
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.types.samples import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
@@ -62,7 +61,7 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     if len(weights) > 1:
         detecting.append(RewardDominance(weights, prompts=config.records))
     detecting += [Threshold(name, options) for name in LIMITS]
-    varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
+    varied = [name for name, one in watched.items() if one.name == "image_variety"]
     detecting += [Threshold("variety_collapse", options, of=name) for name in varied]
     detecting.append(ModeCollapse(folder))
     return [one for one in detecting if one.name not in options.off]

@@ -15,7 +15,7 @@ from burnish.checkpoint.files import Manifest, numbered, read_manifest
 from burnish.checkpoint.remote import Remote
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.utils.addresses import redacted
+from burnish.utils.addresses import one_line, redacted
 from burnish.utils.errors import UserError
 from burnish.utils.terminal import printable
 
@@ -78,7 +78,7 @@ class Follower(ABC):
             try:
                 self.work(last=last)
             except BaseException as error:  # whatever a library raises, SystemExit included
-                self.problem = text_of(error)
+                self.problem = one_line(error)
                 self.failures += 1
                 self.warn(f"{self.problem}; the run goes on, and it is tried again")
                 if last:
@@ -90,11 +90,6 @@ class Follower(ABC):
                 self.problem, pause = "", FIRST_PAUSE
                 if last:
                     self.ended.set()
-
-
-def text_of(error: BaseException) -> str:
-    """An error on one line, without secrets."""
-    return redacted(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
 
 
 class Beside(Hook):

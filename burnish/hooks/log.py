@@ -136,7 +136,7 @@ def groups_of(batch: Rollouts, advantages: list[float] | None) -> list[dict[str,
     groups = []
     for group, members in list(rows.items())[:MOST_GROUPS]:
         prompt = batch.prompts[members[0]]
-        text = prompt.turns[-1].text if prompt.messages else prompt.text
+        text = prompt.turns[-1].text
         groups.append(
             {
                 "group": group, "uid": prompt.uid, "prompt": text[:LONGEST], "source": prompt.source,

@@ -18,10 +18,10 @@ from PIL import Image
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.hooks.beside import Beside, Follower, text_of
+from burnish.hooks.beside import Beside, Follower
 from burnish.report.media import read_medium
 from burnish.report.samples import Sample, read_samples
-from burnish.utils.addresses import redacted
+from burnish.utils.addresses import one_line, redacted
 from burnish.utils.disk import write_atomically
 from burnish.utils.json_text import parse_json
 
@@ -101,7 +101,7 @@ class Delivery(Follower):
             if samples := first_samples(self.folder.validation(update), self.samples):
                 self._library.log_samples(update, samples)
         except Exception as error:  # of one file, which would fail again
-            self.warn(f"samples of update {update}: {text_of(error)}")
+            self.warn(f"samples of update {update}: {one_line(error)}")
         for alarm in alarms_at(self.folder.alarms, update):
             self._library.log_alarm(alarm)
         self.delivered = update

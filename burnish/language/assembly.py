@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.data.questions import check_positions, read_questions, within_length
+from burnish.data.questions import read_questions, within_length
 from burnish.data.scored import check_groups, draw_members, scored_groups
 from burnish.data.stream import Stream
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig
 from burnish.language.dialogues import Dialogues, try_out
-from burnish.language.encode import TEMPLATE, Encoder, Readers, SharedPrompts, length_unread, prompt_lengths
+from burnish.language.encode import Encoder, Readers, SharedPrompts, check_positions, prompt_lengths
 from burnish.language.engine import (
     LanguageEngine,
     ResponseEngine,
@@ -301,26 +300,11 @@ class LanguageAssembly(Assembly):
 
         Responses that are given are measured elsewhere.
         """
-        config, tools = self.config, self._tools
-        written = TEMPLATE + (len(json.dumps(tools, default=str)) if tools else 0)
-
-        def length(prompt: Prompt) -> int:
-            count = length_unread(self._reader, prompt, tools)
-            return self._reader.count_tokens(prompt.chat(), prompt.told(tools)) if count is None else count
-
-        def more(prompt: Prompt) -> int:
-            tokens = written
-            for image in prompt.images:
-                with suppress(OSError, ValueError):  # which is told of elsewhere, with the record
-                    width, height = image.size()
-                    tokens += 600 + width * height // 196  # at most: some, and one more for every patch of pixels
-            return tokens
-
+        config = self.config
         most, vllm = config.rollout.max_new_tokens, config.rollout.vllm
-        longest, limit_of = positions
-        if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < longest:
-            longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
-        limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"
+        if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < positions.most:
+            positions = Positions(vllm.max_model_len, "rollout.vllm.max_model_len")
+        limit = f"set data.max_prompt_length={max(positions.most - most, 1)} and data.overlong=filter"
         judged = self.needs.heads or not config.validates
         # a teacher may read another response between a question and the response
         read = most + HINDSIGHT if any(teacher.reads_more for teacher in self.needs.teachers) else 0
@@ -328,7 +312,7 @@ class LanguageAssembly(Assembly):
             (self.learnable_prompts, most + read if config.online else 1, limit),
             (self.val_prompts, 1 if judged else most, "give others in data.val_files"),
         ):
-            check_positions(prompts, longest, length, limit=limit_of, room=room, more=more, instead=instead)
+            check_positions(prompts, positions, self._reader, self._tools, room=room, instead=instead)
 
     @property
     def _reader(self) -> LanguageModel:

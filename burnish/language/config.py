@@ -27,7 +27,7 @@ from burnish.options.language import (
     LanguageValidationOptions,
     TokenTeacher,
 )
-from burnish.options.vllm import VllmOptions, sends_adapter
+from burnish.options.vllm import sends_adapter
 from burnish.registry import Choice, ReadIf, options
 from burnish.rewards.function import LanguageFunction
 from burnish.rewards.reward_model import RewardModel
@@ -39,16 +39,6 @@ from burnish.utils.hub import hub_model
 CRITIC = ReadIf(
     lambda section, run: run.algorithm.needs().critic, why="{run.algorithm.name} has no critic; use algorithm=ppo"
 )
-
-
-@options
-class ResponseRolloutOptions(LanguageRolloutOptions):
-    """How responses are sampled, and by whom."""
-
-    engine: Literal["burnish", "vllm"] = "burnish"
-    """Who samples: the trainer's own weights in its own process, or vLLM in an environment of its own."""
-    vllm: Annotated[VllmOptions | None, SCORED] = None
-    """Options of engine=vllm."""
 
 
 @options
@@ -74,7 +64,7 @@ class LanguageConfig(RunConfig):
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, Annotated[LanguageReward, Choice("language reward")]]
     """What a good response is: a weighted sum of rewards, by name."""
-    rollout: Annotated[ResponseRolloutOptions, SCORED] = Field(default_factory=ResponseRolloutOptions)
+    rollout: Annotated[LanguageRolloutOptions, SCORED] = Field(default_factory=LanguageRolloutOptions)
     """How responses are sampled."""
     environment: Annotated[Environment | None, Choice("environment")] = None
     """What answers the policy, turn by turn: its name and its options; null has every prompt answered once."""

@@ -17,12 +17,12 @@ from transformers import DynamicCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.decoding import IDLE, DecodingRows, Ended, Live, Sampling, Turn
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
 from burnish.language.model.forwards import Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
 from burnish.language.routing import Routers
+from burnish.language.sampling import IDLE, DecodingRows, Ended, Live, Sampling, Turn
 from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation, answers
-from burnish.language.decoding import Past, Turn
-from burnish.language.encode import CACHED, Encoder, bytes_of
+from burnish.language.encode import Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
+from burnish.language.sampling import Past, Turn
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
 from burnish.types.completion import UNROUTED, Completion, Encoded, Features, append_turn
@@ -27,7 +27,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import LruCache
+from burnish.utils.lru_cache import ENCODED, LruCache
 from burnish.utils.user_code import awaited, place_of
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Dialogues(ResponseEngine):
             log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
         self.encode = Encoder(self.model, self.tools)
         # what is said again goes through the processor once
-        self._said: LruCache[Encoded] = LruCache(CACHED, bytes_of)
+        self._said: LruCache[Encoded] = LruCache(ENCODED, bytes_of)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             for tools in self.tools.values() or [()]:
                 self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=tools)

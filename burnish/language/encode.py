@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.data.records import data_error
 from burnish.language.config import LanguageConfig
-from burnish.language.model.base import decoded
+from burnish.language.model.base import Positions, decoded
 from burnish.language.model.universal import LanguageModel
 from burnish.training.ranks import Ranks, distribute, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
 from burnish.types.completion import Encoded
-from burnish.types.prompt import LabelledTools, Prompt
+from burnish.types.prompt import LabelledTools, Prompt, Prompts
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import LruCache
-from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.lru_cache import ENCODED, LruCache
+from burnish.utils.supervisor import ChildDied, LoadFailed, ServerPool
 
-CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
 TEMPLATE = 256  # tokens of a chat template around a question, at most
 
@@ -39,7 +39,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIB
 class Encoder:
     """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
 
-    def __init__(self, model: LanguageModel, tools: LabelledTools | None = None, *, cached: int = CACHED) -> None:
+    def __init__(self, model: LanguageModel, tools: LabelledTools | None = None, *, cached: int = ENCODED) -> None:
         """Make one for a model.
 
         Args:
@@ -116,6 +116,55 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: LabelledTools) ->
     return None
 
 
+def check_positions(
+    prompts: Prompts,
+    positions: Positions,
+    model: LanguageModel,
+    tools: LabelledTools,
+    *,
+    room: int,
+    instead: str,
+) -> None:
+    """Refuse questions that take more of the model's positions than the longest response leaves.
+
+    Most questions are shorter in bytes already, and a token has at least one byte.
+
+    Args:
+        prompts: questions.
+        positions: of the model.
+        model: that reads them, or its outline.
+        tools: JSON schemas of functions that the prompts tell of.
+        room: tokens of a response at most.
+        instead: what else can be done, for messages.
+
+    Raises:
+        UserError: there are such questions; the message names the first ones.
+    """
+    found, longest = [], positions.most
+    written = TEMPLATE + (len(json.dumps(tools, default=str)) if tools else 0)
+    for prompt in prompts.longer(longest - room):
+        bound = prompt.size + room + written
+        for image in prompt.images:
+            with suppress(OSError, ValueError):  # which is told of elsewhere, with the record
+                width, height = image.size()
+                bound += 600 + width * height // 196  # at most: some, and one more for every patch of pixels
+        if bound <= longest:
+            continue
+        if (count := length_unread(model, prompt, tools)) is None:
+            count = model.count_tokens(prompt.chat(), prompt.told(tools))
+        if count + room > longest:
+            found.append((count, prompt))
+    if found:
+        most = max(count for count, _ in found)
+        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
+        response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
+        raise data_error(
+            [f"{count} tokens: {prompt.name}" for count, prompt in found],
+            f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
+            f"({positions.name}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
+        )
+
+
 def bytes_of(encoded: Encoded) -> int:
     """In memory, of tokens and media."""
     tensors = [*encoded.ids, *encoded.positions]
@@ -137,8 +186,7 @@ class Readers:
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
         self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._largest = 1  # batch of ``ahead``
-        self._own, self._servers = threading.local(), list[Server]()
-        self._closed = False
+        self._servers = ServerPool(config.data.workers, _load, (config, self.tools), ENVIRONMENT)
 
     def read(self, prompts: Sequence[Prompt]) -> None:
         """Begin to read what these show."""
@@ -155,25 +203,20 @@ class Readers:
 
     def close(self) -> None:
         """End the processes."""
-        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for server in self._servers:
-            server.kill()
+        self._servers.close()
         self._pool.shutdown()
-        for server in self._servers:
-            server.close()
 
     def _encoded(self, prompt: Prompt) -> Encoded:
         workers, how = f"data.workers={self.config.data.workers}", ""
         for _ in range(TRIES):
-            if self._closed:
-                raise UserError("the run is over")
             try:
-                complaint, found = self._server().call(READING, "", prompt)
+                with self._servers.one() as server:
+                    server.load(STARTING, "")
+                    complaint, found = server.call(READING, "", prompt)
             except (ChildDied, LoadFailed) as error:
-                self._own.server, how = None, str(error)
+                how = str(error)
             except TimeoutError:
-                self._own.server = None
                 raise UserError(
                     f"{prompt.name} shows what a process of {workers} has not read in {READING:g} s; fix it or "
                     "remove it"
@@ -187,15 +230,6 @@ class Readers:
             f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); remove it, or look at "
             "it with data.workers=0, and at the machine's free memory"
         )
-
-    def _server(self) -> Server:
-        """This thread's process; a new one where the last has died."""
-        server: Server | None = getattr(self._own, "server", None)
-        if server is None:
-            server = self._own.server = Server(_load, (self.config, self.tools), ENVIRONMENT)
-            self._servers.append(server)
-            server.load(STARTING, "")
-        return server
 
 
 def _load(argument: tuple[LanguageConfig, LabelledTools]) -> Callable[[Prompt], tuple[str, bytes]]:
@@ -231,7 +265,7 @@ class SharedPrompts:
             ranks: all of which encode the same prompts together.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: LruCache[Outline] = LruCache(CACHED, lambda outline: bytes_of(outline[0]))
+        self._known: LruCache[Outline] = LruCache(ENCODED, lambda outline: bytes_of(outline[0]))
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.

@@ -20,12 +20,12 @@ from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.language.batches import response_stats
 from burnish.language.config import LanguageConfig
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
+from burnish.language.sampling import Sampling
 from burnish.metrics import Stopwatch
 from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.language import SamplingOptions
@@ -310,7 +310,7 @@ def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> 
     for row in group_starts(job.group)[:-1]:
         if int(job.group[row]) < QUOTED:
             prompt = job.prompts[row]
-            asked = prompt.turns[-1].text if prompt.messages else prompt.text
+            asked = prompt.turns[-1].text
             reward = None if scores.missing[row] else float(scores.reward[row])
             yield Quote(asked[:LONGEST], responses[row].full_text[:LONGEST], reward)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from burnish.evaluation.records import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
-from burnish.language.decoding import Sampling
 from burnish.language.engine import (
     NO_TOKENS,
     ResponseJob,
@@ -23,6 +22,7 @@ from burnish.language.engine import (
     sampling_of,
 )
 from burnish.language.offline import offline_batch
+from burnish.language.sampling import Sampling
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics

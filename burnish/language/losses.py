@@ -152,7 +152,6 @@ def comparison(
     margin: Tensor,
     *,
     ties: Ties | None = None,
-    strength: float = 5.0,
     center: float = 0.0,
 ) -> Tensor:
     """Negative log-likelihood of what people preferred.
@@ -162,7 +161,7 @@ def comparison(
         outcome: 1 where the first was preferred, -1 the second, 0 a tie, nan where nobody said.
         margin: by how much the preferred one has to be ahead at least (Touvron et al. 2023, arXiv:2307.09288, eq. 2);
             not read where there is no winner.
-        ties, strength: as ``log_outcomes`` takes them.
+        ties: as ``log_outcomes`` takes it.
         center: weight of (first + second)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244).
 
     Returns:
@@ -170,7 +169,7 @@ def comparison(
     """
     known = ~outcome.isnan()
     label = torch.where(known, outcome, 0.0)
-    won, tie, lost = log_outcomes(first - second - label * margin, ties=ties, strength=strength)
+    won, tie, lost = log_outcomes(first - second - label * margin, ties=ties)
     likely = torch.where(label > 0, won, torch.where(label < 0, lost, tie))
     return torch.where(known, center * (first + second).square() - likely, 0.0)
 

@@ -30,7 +30,7 @@ from burnish.language.routing import Routers, routers_of
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
 from burnish.models.linear import joined
-from burnish.models.lora import adapter_parameters, lora_layers, merging_rounds
+from burnish.models.lora import lora_layers, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
 from burnish.training.flop_counter import Cost
@@ -71,16 +71,14 @@ class LanguageRoles(TrainedRoles):
         own_trunk = critics if self.valued == "critic" else ()
         learning = ("policy", *own_trunk)
         targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
-        self._add((*own_trunk, *refreshed), reference=needs.reference, targets=targets, seed=seed, shared=shared)
+        self._add(
+            (*own_trunk, *refreshed), own_trunk, reference=needs.reference, targets=targets, seed=seed, shared=shared
+        )
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora), learning)
         if lora is not None and model.compute != torch.float32:
             joined(lora_layers(model.network))
-        for name in own_trunk:  # the policy is trained already
-            adapter = adapter_parameters(model.network, name).values()
-            for parameter in self._networks[name].parameters() if lora is None else adapter:
-                parameter.requires_grad_(True)
         self._freeze(config.model.freeze)
         # near 0, as the rewards to come of an unknown policy
         self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from burnish.options.model import CommonModelOptions
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 NONE: Mapping[str, str] = MappingProxyType({})
 ADAPTERS = dict.fromkeys(
@@ -83,6 +84,37 @@ def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[
     return device, compute if options.lora is not None or frozen else torch.float32, compute
 
 
+def compare_attention(
+    name: str, reference: str, run: Callable[[str], Sequence[Tensor]], tolerated: float, compute: torch.dtype
+) -> None:
+    """Refuse an implementation of attention that does not compute what another one does.
+
+    Args:
+        name: of the implementation, as model.attention has it.
+        reference: the other one.
+        run: outputs and gradients by an implementation.
+        tolerated: largest difference, relative to the largest value of each.
+        compute: precision, for messages.
+
+    Raises:
+        UserError: it is not installed, this model or device does not support it, it has no gradients, or it computes
+            something else.
+    """
+    try:
+        expected, found = run(reference), run(name)
+    except (RuntimeError, ValueError, ImportError, AssertionError, AttributeError, TypeError) as error:
+        raise UserError(f"model.attention is {name}, which can't train here: {first_line(error)}; remove it") from error
+    apart = max(
+        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+    )
+    if not apart <= tolerated:
+        raise UserError(
+            f"model.attention is {name}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
+            f"{reference}, and {tolerated:g} is tolerated in {compute}; choose another"
+        )
+    log.warning("model.attention=%s agrees with %s to %.1g (relative; outputs and gradients)", name, reference, apart)
+
+
 def block_count(wanted: bool | int, there: int) -> int:
     """Blocks whose activations are recomputed, of those that a network has.
 
@@ -96,21 +128,3 @@ def block_count(wanted: bool | int, there: int) -> int:
             f"model.gradient_checkpointing is {wanted}, but the network has {there} blocks; lower it, or set it to true"
         )
     return wanted
-
-
-@contextmanager
-def quietly(*libraries: str) -> Iterator[None]:
-    """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
-    loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
-    verbosities = [logger.get_verbosity() for logger in loggers]
-    for logger in loggers:
-        logger.disable_progress_bar()
-        logger.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, verbosity in zip(loggers, verbosities, strict=True):
-            logger.enable_progress_bar()
-            logger.set_verbosity(verbosity)

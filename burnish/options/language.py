@@ -9,6 +9,7 @@ from pydantic import Field
 from burnish.options import (
     ALWAYS,
     SAMPLED,
+    SCORED,
     Batch,
     BelowOne,
     CommonValidationOptions,
@@ -28,6 +29,7 @@ from burnish.options import (
 )
 from burnish.options.data import FilterOptions, OrderOptions, RecordOptions
 from burnish.options.model import CommonModelOptions, LoraOptions
+from burnish.options.vllm import VllmOptions
 from burnish.registry import MayChange, ReadIf, options
 from burnish.utils.addresses import secret_in
 
@@ -89,7 +91,7 @@ class SamplingOptions:
 
 @options
 class LanguageRolloutOptions(SamplingOptions):
-    """How responses are sampled."""
+    """How responses are sampled, and by whom."""
 
     n: Annotated[Count, ReadIf("grouped", why="{run.algorithm.name} learns from {run.holds} that are given")] = 8
     """Responses per prompt, sampled or with scores; algorithms that compare responses need at least 2."""
@@ -116,6 +118,10 @@ class LanguageRolloutOptions(SamplingOptions):
     batch_size: Annotated[Batch, MayChange()] = "auto"
     """Responses that are decoded at once; changes no response, only speed and memory. auto: on a GPU the largest number
     up to 256 that the memory forecast has room for, on a CPU 256."""
+    engine: Literal["burnish", "vllm"] = "burnish"
+    """Who samples: the trainer's own weights in its own process, or vLLM in an environment of its own."""
+    vllm: Annotated[VllmOptions | None, SCORED] = None
+    """Options of engine=vllm."""
 
 
 @options

@@ -163,9 +163,9 @@ def _with_ends(config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
 def _write_language_model(about: Mapping[str, Any], folder: Path) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from burnish.models.loading import quietly
     from burnish.models.tiny import LANGUAGE, describe
     from burnish.models.tiny.language import processor_of, tokenizer_of
+    from burnish.utils.weights import quietly
 
     tiny = describe(about["model_type"], LANGUAGE)
     limits = about.get("processor", {})

@@ -16,7 +16,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.samples import MOST_POINTS, MOST_SCORED, Interval, Points, chosen, fewer, read_scores, series, short
 from burnish.report.statistics import REWARD, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
-from burnish.utils.images import RIGHT, WRONG
+from burnish.utils.images import BLUE, VERMILION
 from burnish.utils.records import RECORD, cached, is_number, read_records, stamp
 
 VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
@@ -259,11 +259,11 @@ def _draw(axes: Any, chart: dict[str, Any], factor: int) -> None:
         of = {name: factor * np.array(line[name], float) for name in ("y", "low", "high") if name in line}
         look: dict[str, Any] = {"color": GREY, "linewidth": 1}
         if line["style"] == "validation":
-            look = {"color": tuple(value / 255 for value in RIGHT), "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+            look = {"color": tuple(value / 255 for value in BLUE), "linewidth": 1.8, "marker": "o", "markersize": 3.5}
         axes.plot(line["x"], of["y"], label=line["name"], **look)
         if "low" in of:
             axes.fill_between(line["x"], of["low"], of["high"], color=look["color"], alpha=0.18, linewidth=0)
     if (reference := chart.get("reference")) is not None:
-        look = {"color": tuple(value / 255 for value in WRONG), "linewidth": 1, "linestyle": "--"}
+        look = {"color": tuple(value / 255 for value in VERMILION), "linewidth": 1, "linestyle": "--"}
         axes.axhline(reference["y"] * factor, label=reference["name"], **look)
     axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, parse_math=False)

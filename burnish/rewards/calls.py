@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.types.prompt import Prompt
 from burnish.types.samples import FAILED, RETRIED, TIMED_OUT
-from burnish.utils.supervisor import ChildDied, Server
+from burnish.utils.supervisor import ChildDied, ServerPool
 from burnish.utils.terminal import printable
 from burnish.utils.user_code import OURS, place_of
 
@@ -156,9 +156,8 @@ class Worker(threading.Thread):
         """Start it, which loads the rewards; ``tasks`` may be those of several workers, and None ends one."""
         super().__init__(name="scoring", daemon=True)
         self._tasks, self._rewards, self._timeout = tasks, dict(rewards), timeout
-        self._process: Server | None = None  # imports no torch, so that it is there in about a second
+        self._process = ServerPool(1, _load, self._rewards, ENVIRONMENT)  # without torch: there in about a second
         self._holds: object = None  # the samples that were sent to it last
-        self._lock, self._closed = threading.Lock(), False
         self.start()
 
     def run(self) -> None:
@@ -166,7 +165,7 @@ class Worker(threading.Thread):
             self.score("", b"", (), time.monotonic() + self._timeout)
         while (task := self._tasks.get()) is not None:
             task(self)
-        self._close()
+        self._process.close()
 
     def score(self, label: str, samples: bytes, rows: Sequence[int], until: float) -> list[Score] | Score:
         """One call of a reward; see ``call_reward``.
@@ -182,40 +181,26 @@ class Worker(threading.Thread):
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        with self._lock:
-            if self._closed:
-                raise CancelledError
-            if self._process is None:
-                self._process, self._holds = Server(_load, self._rewards, ENVIRONMENT), None
-            process = self._process
         late = f"timed out after {self._timeout:g} s (scoring.timeout) waiting for its "
         try:
-            process.load(max(until - time.monotonic(), 0.0), f"{late}rewards to load")
-            if not label:
-                return []
-            what = f"{late}scores on {len(rows)} {self._rewards[label].judged}"
-            new = None if samples is self._holds else samples
-            self._holds = samples
-            return process.call(max(until - time.monotonic(), 0.0), what, label, list(rows), new)  # type: ignore[no-any-return]
+            with self._process.one() as process:
+                process.load(max(until - time.monotonic(), 0.0), f"{late}rewards to load")
+                if not label:
+                    return []
+                what = f"{late}scores on {len(rows)} {self._rewards[label].judged}"
+                new = None if samples is self._holds else samples
+                self._holds = samples
+                return process.call(max(until - time.monotonic(), 0.0), what, label, list(rows), new)  # type: ignore[no-any-return]
         except (TimeoutError, ChildDied) as error:
-            self._close()
-            if isinstance(error, ChildDied) and not self._closed:
+            self._holds = None
+            if isinstance(error, ChildDied) and not self._process.closed:
                 log.warning("a process that scored rewards died (%s) and is replaced", error)
             raise
 
     def kill(self) -> None:
         """End the process now and for good, from any thread; ``join`` waits for the worker's."""
-        with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
+        self._process.kill()
         self._tasks.put(None)
-
-    def _close(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.close()
 
 
 def _load(rewards: dict[str, AnyReward]) -> Callable[..., list[Score] | Score]:

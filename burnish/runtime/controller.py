@@ -329,7 +329,9 @@ class RayController(Controller):
             except (RanksLost, WorkerDied) as again:
                 error = again
         if isinstance(error, ENDS) and self.trainers.ended is None:
-            self._rescue()
+            source: Any = self._source
+            state = source.finished_state if isinstance(source, PipelinedSource) else source.state_dict
+            self._rescue(self.workers.version, lambda version: self._save(version, None, None, state()))
         raise error
 
     def _lost(self, error: Exception) -> bool:
@@ -337,17 +339,6 @@ class RayController(Controller):
         if isinstance(error, WorkerDied | WorkerTimeout):
             return error.pool == self.trainers.name
         return isinstance(error, RanksLost | ObjectLostError)
-
-    def _rescue(self) -> None:
-        """Save what was learned, as sampling can't go on."""
-        version = self.workers.version
-        newest = self.store.latest()
-        if version == 0 or (newest is not None and newest.update >= version):
-            return
-        source = self._source
-        state = source.finished_state() if isinstance(source, PipelinedSource) else source.state_dict()
-        path = self._save(version, None, None, state)
-        log.warning("the run can't go on; its weights are saved in %s", path)
 
     def _save(self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any]) -> Path:
         start, online = time.perf_counter(), self.config.online

@@ -333,7 +333,7 @@ def prompt_images(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
 def _prompts(job: Job) -> Iterator[Mapping[str, Any]]:
     """What each prompt says: of most prompts no samples are kept, and a table of all of them names them."""
     for number, prompt in dict(zip(job.group.tolist(), job.prompts, strict=True)).items():
-        text = prompt.turns[-1].text if prompt.messages else prompt.text
+        text = prompt.turns[-1].text
         answer = None if prompt.answer is None else prompt.answer[:LONGEST]
         yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
 

@@ -78,9 +78,12 @@ class TrainedRoles:
         self._folded = False
 
     def _add(
-        self, roles: Sequence[str], *, reference: bool, targets: Sequence[str], seed: int, shared: bool = False
-    ) -> None:
+        self, roles: Sequence[str], learning: Sequence[str], *, reference: bool, targets: Sequence[str], seed: int,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         """Give ``roles`` weights of their own, all equal to the policy's, which is trained from here on.
+
+        Those that are ``learning`` are trained too.
 
         Without adapters, the untrained network is copied too where an algorithm needs the ``reference``. Networks that
         are ``shared`` by ranks are not read before they are sharded, each from the same files.
@@ -91,6 +94,9 @@ class TrainedRoles:
             key = random.key(seed, "lora") % 2**32
             add_adapters(network, self.lora, self._adapters, seed=key, default_targets=targets)
             self._carriers = carriers(network)
+            for name in learning:
+                for weight in adapter_parameters(network, name).values():
+                    weight.requires_grad_(True)
             return
         copied = [*(["reference"] if reference else []), *(name for name in roles if name != "reference")]
         for name in copied:  # before anything is marked as trained
@@ -99,7 +105,8 @@ class TrainedRoles:
                 rest_frozen(other, self.model.compute)
             if not shared:
                 place(other, next(network.parameters()).device, copy=True)
-        network.requires_grad_(True)
+        for name in ("policy", *learning):
+            self._networks[name].requires_grad_(True)
 
     def measure(self, peak: float) -> None:
         """Count what the networks compute from here on, before they are sharded.

@@ -77,3 +77,8 @@ def redacted(text: str) -> str:
     for value in sorted(found, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return IN_QUERY.sub(rf"\1{HIDDEN}", IN_ADDRESS.sub(f"://{HIDDEN}@", text))
+
+
+def one_line(error: BaseException) -> str:
+    """An error on one line, without secrets."""
+    return redacted(" ".join(f"{type(error).__name__}: {error}".split()))[:500]

@@ -9,12 +9,12 @@ from textwrap import wrap
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-GAP, FRAME, FONT_SIZE, LINE = 6, 3, 14, 18
+GAP, FONT_SIZE, LINE = 12, 14, 18
 LABEL_WIDTH, LETTERS = 240, 30  # of the text beside a row: pixels, and characters of a line
 SMALL, LARGE = 128, 384  # pixels: smaller images are enlarged to about SMALL, larger ones shrunk to LARGE
 WAVE_WIDTH, WAVE_HEIGHT = 256, 96  # pixels of a drawn sound
 PAPER = (236, 238, 240)  # not white, so that the edge of a white image is visible
-RIGHT, WRONG = (0, 114, 178), (213, 94, 0)  # blue and vermilion, distinguishable with any colour vision
+BLUE, VERMILION = (0, 114, 178), (213, 94, 0)  # distinguishable with any colour vision
 
 
 class NonFiniteImage(np.ndarray):
@@ -30,7 +30,6 @@ def grid(
     images: Sequence[np.ndarray],
     columns: int,
     labels: Sequence[str] | None = None,
-    verdicts: Sequence[bool | None] | None = None,
     across: int = 1,
 ) -> Image.Image:
     """Images in rows, one row per prompt; small ones enlarged by a whole number, large ones shrunk.
@@ -41,26 +40,21 @@ def grid(
         images: uint8, [H, W] or [H, W, 3].
         columns: images per row.
         labels: text to the left of each row.
-        verdicts: a blue frame for True, a vermilion one for False, none for None.
         across: images that each one is made of, side by side, such as frames of a clip.
     """
     font = ImageFont.load_default(FONT_SIZE)
     width, height = _size(images[0], across)
-    cell_w, cell_h = width + 2 * FRAME + GAP, height + 2 * FRAME + GAP
+    cell_w, cell_h = width + GAP, height + GAP
     rows = -(-len(images) // columns)
     left = GAP + (LABEL_WIDTH + 2 * GAP if labels else 0)
     sheet = Image.new("RGB", (left + columns * cell_w, GAP + rows * cell_h), PAPER)
     draw = ImageDraw.Draw(sheet)
     for i, image in enumerate(images):
         x, y = left + i % columns * cell_w, GAP + i // columns * cell_h
-        right = verdicts[i] if verdicts else None
-        if right is not None:
-            corner = (x + cell_w - GAP - 1, y + cell_h - GAP - 1)
-            draw.rectangle((x, y, *corner), fill=RIGHT if right else WRONG)
         enlarged = image.shape[0] <= height and image.shape[1] <= width
         way = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
         fitted = ImageOps.pad(Image.fromarray(image).convert("RGB"), (width, height), way, PAPER)
-        sheet.paste(fitted, (x + FRAME, y + FRAME))
+        sheet.paste(fitted, (x, y))
     for row, label in enumerate(labels or ()):
         lines = wrap(label, LETTERS, max_lines=max(1, (cell_h - GAP) // LINE), placeholder=" …")
         middle = GAP + row * cell_h + (cell_h - GAP) / 2
@@ -85,7 +79,7 @@ def waveform(samples: np.ndarray) -> np.ndarray:
     thick = 1 / WAVE_HEIGHT  # silence is a line
     drawn = (rows >= low - thick) & (rows <= high + thick)
     image = np.full((WAVE_HEIGHT, WAVE_WIDTH, 3), 255, np.uint8)
-    image[drawn] = RIGHT
+    image[drawn] = BLUE
     return image
 
 

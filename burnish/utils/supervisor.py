@@ -11,7 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import IO, Any
 
 POLL = 1.0  # seconds between checks whether a silent process is still alive
@@ -182,6 +185,67 @@ class Server(Child):
         self.wire.send(message)
         self.await_message()
         return self.wire.recv()
+
+
+class ServerPool:
+    """Processes alike, each for one caller at a time. One starts when it is first needed, and anew where it failed."""
+
+    def __init__(
+        self,
+        count: int,
+        load: Callable[[Any], Callable[..., Any]],
+        argument: Any,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing is started yet. Of ``count`` processes each is as ``Server`` has it."""
+        self.closed = False
+        self._start = partial(Server, load, argument, environment)
+        self._lock, self._running = threading.Lock(), set[Server]()
+        self._count, self._free = count, SimpleQueue[Server | None]()  # None has to be started
+        for _ in range(count):
+            self._free.put(None)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Server]:
+        """A process that nobody else asks meanwhile; it is ended where what is raised says that it is of no more use.
+
+        Raises:
+            CancelledError: all were ended.
+        """
+        server = self._free.get()
+        try:
+            with self._lock:
+                if self.closed:
+                    raise CancelledError
+                server = server or self._start()
+                self._running.add(server)
+            yield server
+        except (LoadFailed, TimeoutError, ChildDied):
+            self._end(server)
+            server = None
+            raise
+        finally:
+            self._free.put(server)
+
+    def kill(self) -> None:
+        """End them now and for good, whoever waits for an answer."""
+        with self._lock:
+            self.closed = True
+            for server in self._running:
+                server.kill()
+
+    def close(self) -> None:
+        """The same, and free what this process holds of them, once nobody asks them any more."""
+        self.kill()
+        for server in [self._free.get() for _ in range(self._count)]:
+            self._end(server)
+            self._free.put(None)
+
+    def _end(self, server: Server | None) -> None:
+        if server is not None:
+            with self._lock:
+                self._running.discard(server)
+            server.close()
 
 
 def serve(pipe: Connection, parent: int) -> None:

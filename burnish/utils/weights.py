@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,7 +155,7 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         return from_config(kind, folder, **options)
     if (variant := variant_of(folder)) is not None:
         options["variant"] = variant
-    with understood(f"{folder} can't be loaded as {kind.__name__}"), _silence():
+    with understood(f"{folder} can't be loaded as {kind.__name__}"), quietly():
         described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
         network, report = kind.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -330,17 +332,21 @@ def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[st
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Without the tables that both libraries log about missing weights, which are refused here."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "diffusers")]
-    before = [logger.level for logger in loggers]
+def quietly(*libraries: str) -> Iterator[None]:
+    """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
+    loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
+    verbosities = [logger.get_verbosity() for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.disable_progress_bar()
+        logger.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        for logger, verbosity in zip(loggers, verbosities, strict=True):
+            logger.enable_progress_bar()
+            logger.set_verbosity(verbosity)
 
 
 def _pattern(name: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from burnish.checkpoint import state_files
+from burnish.checkpoint.files import read
 from burnish.training.sharding import mesh_of
 from tests.support.checkpoints import IDENTITY, loaded, make
 from tests.support.rank_runs import together
@@ -38,7 +39,7 @@ def saving_together(ranks: Any, folder: Path) -> list[dict[str, Any]]:
             store.wait()
         state_files.write = write
         ranks.max(0)  # both have failed
-        weights = loaded(store.open(place / "00000001"))["roles"]["policy"]["weight"].tolist()
+        weights = loaded(read(place / "00000001"))["roles"]["policy"]["weight"].tolist()
         found.append({"sums": sums, "left": [path.name for path in place.iterdir()], "weights": weights})
     return found
 

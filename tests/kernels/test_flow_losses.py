@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
 from burnish.diffusion.losses import awm_logprob
@@ -133,6 +134,7 @@ def test_a_perfect_prediction_has_logprob_0_and_a_finite_gradient_and_every_erro
     perfect = awm_logprob(velocity := target.clone().requires_grad_(), target, time, **options)
     torch.testing.assert_close(perfect.detach(), torch.zeros(6), rtol=0, atol=1e-5)
     assert torch.autograd.grad(perfect.sum(), velocity)[0].isfinite().all()
+    assert gradcheck(lambda v: awm_logprob(v, target, time, **options), (target + 0.1).double().requires_grad_())
     scores = [awm_logprob(target + size, target, time, **options)[1:] for size in (0.1, 0.5, 2.0)]
     assert (scores[0] < 0).all()
     assert (scores[1] < scores[0]).all()

@@ -9,9 +9,9 @@ import torch
 
 from burnish.language.batches import repeated, response_stats
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.language.engine import so_far
 from burnish.language.logprobs import response_logprobs
+from burnish.language.sampling import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, PartialResponse
 from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of, trimmed

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs, response_states
+from burnish.language.sampling import Sampling
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from tests.support.language_samples import encode_all, model_at, model_of, responses, their_logits, theirs_of

@@ -13,8 +13,8 @@ from burnish.config import load
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.options import ModelOptions
 from burnish.language.decoders import decode
-from burnish.language.decoding import Sampling
 from burnish.language.model.loading import load_language_model
+from burnish.language.sampling import Sampling
 from burnish.models.tiny import describe
 from burnish.tasks import assemble
 from burnish.types.completion import Completion

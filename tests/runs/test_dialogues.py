@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from burnish.environments.base import Environment, Observation
-from burnish.language.decoding import Sampling
 from burnish.language.logprobs import response_logprobs, unfolded
+from burnish.language.sampling import Sampling
 from burnish.registry import lookup, options
 from burnish.rewards.calls import call_reward
 from burnish.rewards.text.base import POLICY, Response

@@ -3,8 +3,8 @@
 import torch
 
 from burnish.diffusion.algorithms.diffusion_dpo import DiffusionDPO
+from burnish.diffusion.algorithms.forward_process import SFT
 from burnish.diffusion.algorithms.matching import AWM, CRD, DGPO, DiffusionNFT
-from burnish.diffusion.algorithms.sft import SFT
 from burnish.types.rollout import Denoising, OfflineSamples, Prompt, Scored, Scores
 from tests.support.schedules import plain, schedule
 

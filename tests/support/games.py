@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from burnish.environments.base import Environment, Observation
-from burnish.language.decoding import Sampling
 from burnish.language.dialogues import Dialogues
 from burnish.language.engine import LanguageEngine, ResponseJob
+from burnish.language.sampling import Sampling
 from burnish.registry import options
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt

@@ -90,7 +90,7 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         from burnish.diffusion.paths import GroupPaths
 
         advantage, metrics = bounded_advantages(self, annotated)
-        return GroupPaths.of(annotated, advantage, self), metrics
+        return GroupPaths.of(annotated, advantage, self.train_timesteps), metrics
 
     def micro_batches(self, batch: GroupPaths, size: int) -> Iterator[PathTerms]:
         return batch.terms(size)

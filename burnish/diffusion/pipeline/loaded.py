@@ -22,14 +22,13 @@ from burnish.diffusion.pipeline.networks import (
     writers,
 )
 from burnish.models.adapters import WEIGHTS, adapter_folder
-from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
 from burnish.models.placing import load_mapped, place, place_buffers, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import Agreed, refuse_non_finite
+from burnish.utils.weights import Agreed, quietly, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.loading import placement_of, read_folder
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import quantize
 from burnish.registry import entries, lookup
@@ -23,7 +23,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, without_weights
+from burnish.utils.weights import complaints_about, quietly, without_weights
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from burnish.models.loading import block_count
+from burnish.models.loading import block_count, compare_attention
 from burnish.models.lora import AsInForward, attach
 from burnish.models.targets import ends_with
 from burnish.utils.errors import UserError
@@ -225,47 +225,26 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
     Raises:
         UserError: it is not installed, can't be chosen for this network, has no gradients, or computes something else.
     """
-    from diffusers.models.attention_dispatch import attention_backend
+    from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 
     if not any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in network.modules()):
         raise UserError(
             f"model.attention is {backend}, but the attention of {type(network).__name__} calls PyTorch's directly, "
             "and has no choice of backends; remove it"
         )
-    try:
-        with attention_backend(backend):  # which leaves other networks of the process as they are
-            apart = _apart(backend, compute, device)
-            network.set_attention_backend(backend)  # type: ignore[operator]
-    except (RuntimeError, ValueError, ImportError, NotImplementedError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"model.attention is {backend}, which can't train here: {reason or type(error).__name__}; remove it"
-        ) from error
-    tolerated = BACKENDS[compute]
-    if not apart <= tolerated:
-        raise UserError(
-            f"model.attention is {backend}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
-            f"native, and {tolerated:g} is tolerated in {compute}; choose another backend"
-        )
-    log.warning("model.attention=%s agrees with native to %.1g (relative; outputs and gradients)", backend, apart)
-
-
-def _apart(backend: str, compute: torch.dtype, device: str) -> float:
-    """The largest relative difference of a backend's outputs and gradients from those of PyTorch's own attention."""
-    from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.randn(2, *COMPARED, generator=draw) for _ in range(4)]
     *given, slope = [one.to(device, compute) for one in drawn]
 
     def run(name: str) -> list[Tensor]:
         inputs = [one.clone().requires_grad_() for one in given]
-        with torch.enable_grad():
+        with attention_backend(name), torch.enable_grad():  # which leaves other networks of the process as they are
+            if name == backend:
+                network.set_attention_backend(backend)  # type: ignore[operator]
             out = dispatch_attention_fn(*inputs, backend=AttentionBackendName(name))
         return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
 
-    pairs = zip(run(backend), run("native"), strict=True)
-    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+    compare_attention(backend, "native", run, BACKENDS[compute], compute)
 
 
 def compile_blocks(network: nn.Module) -> None:

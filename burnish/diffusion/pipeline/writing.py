@@ -16,9 +16,9 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
 from burnish.diffusion.pipeline.runs import EncoderCache
 from burnish.diffusion.pipeline.schedules import Unsupported
-from burnish.models.loading import quietly
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.weights import quietly
 
 EXACT, ROUNDED = 1e-3, 5e-2  # nats that a token may differ by in the mean: in float32, and in less
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")

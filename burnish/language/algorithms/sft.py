@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, TokenWeighting, in_parts
-from burnish.options import Count, Finite, Positive
-from burnish.registry import ReadIf, options, register
+from burnish.options import Positive
+from burnish.registry import options, register
 from burnish.rl.algorithm import Metrics, range_metrics
+from burnish.rl.imitation import BestOfOwn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,18 +85,9 @@ class ReferenceAlgorithm(ResponseAlgorithm):
 
 
 @register("language algorithm", "sft")
-class SFT(ResponseAlgorithm):
+class SFT(BestOfOwn, ResponseAlgorithm):
     """Make the tokens of responses more likely; prompts and images are only read."""
 
-    online: bool = False
-    """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""
-    best: Annotated[Count, ReadIf("online")] = 1
-    """online: the N best responses to a prompt are imitated."""
-    min_reward: Annotated[Finite | None, ReadIf("online")] = None
-    """online: and only those with at least this reward; null takes the best, however good they are."""
-    reward_temperature: Annotated[Positive | None, ReadIf("online")] = None
-    """online: weigh each of them by exp(reward / this), relative to the others to its prompt (reward-weighted
-    regression); null weighs all alike."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or
     sums."""
@@ -107,22 +99,15 @@ class SFT(ResponseAlgorithm):
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
 
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
-        from burnish.rl.preference import select_best
-
-        scores = scored.scores
-        rows = select_best(scores.reward, scored.group, scores.missing, self.best)
-        rows = rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
+        rows, _ = self.imitated(scored)
         return rows[:, None], rows >= 0
 
     def compute_advantages(self, annotated: Any) -> tuple[ResponseBatch, Metrics]:
         from dataclasses import replace
 
-        from burnish.rl.preference import likelihood_weights
-
         batch = self.learned(annotated)
-        if self.reward_temperature is not None:
-            group = annotated.group[self.sampled_rows(annotated)[0][:, 0]]
-            batch = replace(batch, weight=likelihood_weights(batch.reward[:, 0], group, self.reward_temperature))
+        if self.online:
+            batch = replace(batch, weight=self.imitated(annotated)[1])
         return super().compute_advantages(batch)
 
     def reported(self, batch: ResponseBatch) -> Metrics:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from burnish.language.decoders import CacheKind, decode, further
-from burnish.language.decoding import Sampling
 from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs, scores_of_logits
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.forwards import conversations, samples, switch
 from burnish.language.model.universal import LanguageModel
+from burnish.language.sampling import Sampling
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line

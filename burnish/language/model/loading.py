@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import block_count, placement_of, quietly, read_folder
+from burnish.models.loading import block_count, compare_attention, placement_of, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
 from burnish.registry import lookup
-from burnish.utils.errors import UserError, first_line
+from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
+from burnish.utils.weights import complaints_about, quietly, refuse_quantized, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
     import torch
@@ -278,7 +278,7 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
 
 
 REFERENCE = "sdpa"
-TOLERATED = {"float32": 1e-3, "bfloat16": 5e-2}  # largest difference of states after all layers, relative
+TOLERATED = {"torch.float32": 1e-3, "torch.bfloat16": 5e-2}  # largest difference of states after all layers, relative
 TOKENS = 40  # of what is compared
 
 
@@ -294,21 +294,9 @@ def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
         UserError: it is not installed, this model or device doesn't support it, or it computes something else.
     """
     device = next(network.parameters()).device.type
-    try:
-        expected = _states(network, REFERENCE, compute, device)
-        found = _states(network, name, compute, device)
-    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError, TypeError) as error:
-        raise UserError(f"model.attention is {name}, which can't train here: {first_line(error)}; remove it") from error
-    apart = max(
-        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+    compare_attention(
+        name, REFERENCE, lambda one: _states(network, one, compute, device), TOLERATED[str(compute)], compute
     )
-    tolerated = TOLERATED[str(compute).removeprefix("torch.")]
-    if not apart <= tolerated:
-        raise UserError(
-            f"model.attention is {name}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
-            f"{REFERENCE}, and {tolerated:g} is tolerated in {compute}; choose another"
-        )
-    log.warning("model.attention=%s agrees with %s to %.1g (relative; outputs and gradients)", name, REFERENCE, apart)
 
 
 def _states(network: Any, name: str, compute: torch.dtype, device: str) -> list[Tensor]:

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from burnish.models.loading import quietly
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
+from burnish.utils.weights import quietly
 
 COMBINED, IMAGES, VIDEOS = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
 # classes that transformers doesn't show without torchvision, and whose modules their stand-ins don't name

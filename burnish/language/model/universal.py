@@ -14,12 +14,11 @@ from burnish.language.model.chat import CUT, ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, image_tokens, load_processor
 from burnish.language.model.reward_head import HEAD
 from burnish.language.model.tokenizer import read_tokenizer
-from burnish.models.loading import quietly
 from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
 from burnish.utils.errors import UserError
-from burnish.utils.weights import Agreed, own_config, refuse_non_finite
+from burnish.utils.weights import Agreed, own_config, quietly, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch

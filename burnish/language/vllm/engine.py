@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.language.decoding import Ended, Sampling, Turn
 from burnish.language.encode import Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
+from burnish.language.sampling import Ended, Sampling, Turn
 from burnish.language.vllm.apart.burnish_vllm.shared import place_of
 from burnish.language.vllm.process import (
     SharedWeights,

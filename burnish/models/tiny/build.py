@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.loading import quietly
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
 from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images, pieces, talking
+from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from torch import nn

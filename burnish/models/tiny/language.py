@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
-from burnish.models.loading import quietly
 from burnish.models.tiny import NOISE, Config, TinyLanguage, drawn, read
 from burnish.models.tiny.tokenizers import gemma, llama, pieces, qwen, talking
+from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,17 @@ from pydantic import AfterValidator
 from burnish.options import Finite
 from burnish.registry import register
 from burnish.rewards.base import Score
-from burnish.rewards.networks.headed import Headed, HeadedReward, Question, score_with
+from burnish.rewards.networks.headed import (
+    ABOUT,
+    ADAPTER,
+    COMPLETE,
+    HPSV3,
+    REST,
+    Headed,
+    HeadedReward,
+    Question,
+    score_with,
+)
 from burnish.rewards.networks.loading import Source, batches, some_counts, weight_files
 from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
@@ -26,9 +36,6 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-HPSV3 = "HPSv3.safetensors"
-ABOUT = "model_config.json"
-COMPLETE, ADAPTER, REST = "model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"
 NAMES: tuple[Literal["vq", "mq", "ta"], ...] = ("vq", "mq", "ta")
 
 

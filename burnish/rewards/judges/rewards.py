@@ -224,7 +224,7 @@ def whole_answers(model: LanguageModel, encoded: Gathered[Encoded], spelt: Seque
 def written(model: LanguageModel, encoded: Gathered[Encoded], limit: int, batch_size: int) -> list[Reply]:
     """What the model writes, greedily."""
     from burnish.language.decoders import decode
-    from burnish.language.decoding import Sampling
+    from burnish.language.sampling import Sampling
 
     completion = decode(
         model, model.network, encoded.table, encoded.index.tolist(), [0] * len(encoded.index),

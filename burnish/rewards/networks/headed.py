@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 FRAME = 256 * 28 * 28  # pixels that every image is brought to, and that a frame has at most
 KINDS = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel"}
 WRAPPED = "base_model.model."
+# files of published heads
+HPSV3, ABOUT = "HPSv3.safetensors", "model_config.json"
+COMPLETE, ADAPTER, REST = "model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"
 # old names first have no part for the language model; the order matters, as all begin with "model."
 RENAMED = (
     ("model.visual.", "visual."), ("model.language_model.", "language_model."), ("visual.", "visual."),

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from burnish.models.loading import quietly
 from burnish.options import Count
 from burnish.registry import ReadIf, options
 from burnish.utils.errors import UserError, listed
@@ -175,8 +174,7 @@ def load_strictly(kind: Any, folder: Path, *, dtype: str, device: str, **options
     """
     import torch
 
-    with quietly():
-        network = load_network(kind, folder, further="refuse", dtype=getattr(torch, dtype), **options)
+    network = load_network(kind, folder, further="refuse", dtype=getattr(torch, dtype), **options)
     return frozen(network, folder, device)
 
 

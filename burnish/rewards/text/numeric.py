@@ -20,8 +20,19 @@ from typing import Any, ClassVar, Literal
 from burnish.options import NonNegative
 from burnish.registry import register
 from burnish.rewards.base import Score
-from burnish.rewards.text.answers import AnswerReward, boxed
-from burnish.rewards.text.quantities import SCALES, UNITS, Answer, Quantity, Several, close, normal, read_unit, same
+from burnish.rewards.text.answers import (
+    SCALES,
+    UNITS,
+    Answer,
+    AnswerReward,
+    Quantity,
+    Several,
+    boxed,
+    close,
+    normal,
+    read_unit,
+    same,
+)
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from burnish.language.decoding import Sampling, choose, keep_likely, uniforms
+from burnish.language.sampling import Sampling, choose, keep_likely, uniforms
 
 __version__ = "0.16.0"
 FAULT = os.environ.get("FAKE_VLLM", "")
