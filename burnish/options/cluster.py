@@ -106,6 +106,8 @@ class RayOptions:
     """Seconds that workers may take to start and load."""
     call_timeout: Seconds = 3600.0
     """Timeout of a call to a worker in seconds, and of what it is waited for that is done ahead."""
+    max_restarts: Whole = 3
+    """Restarts of a pool's workers (dead, hanging, or with a failed device) within a day before the run stops."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         runs = self.address not in (None, "local")

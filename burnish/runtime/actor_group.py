@@ -19,7 +19,6 @@ from burnish.utils.heartbeat import Heartbeat
 log = logging.getLogger(__name__)
 
 DAY = 86_400.0  # seconds after which a restart no longer counts
-RESTARTS = 3  # of a pool's workers (dead, hanging, or with a failed device) within a day before the run stops
 # of calls that do not wait for each other
 LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1, BEAT: 1}}
 
@@ -56,7 +55,7 @@ class ActorGroup:
 
         Raises:
             Unschedulable, WorkerTimeout: they are not there in time.
-            RestartLimit: they die too often.
+            RestartLimit: they die too often (ray.max_restarts).
             Exception: what making an object raised.
         """
         self.pool, self.kind, self.collective, self.stateless = pool, kind, collective, stateless
@@ -71,7 +70,7 @@ class ActorGroup:
         self._lives: dict[int, ray.ObjectRef[Any]] = {}  # by rank: ready when it is dead
         # a class of the name that Ray's lists and logs are to show
         self._actor: Any = ray.remote(**LINES)(type(kind.__name__, (WorkerProcess,), {}))
-        restarts = RESTARTS if stateless else 0
+        restarts = pool.options.max_restarts if stateless else 0
         self._options: dict[str, Any] = {
             "num_cpus": pool.need.cpus,
             "num_gpus": pool.need.gpus,
@@ -176,7 +175,7 @@ class ActorGroup:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
-            RestartLimit: that happened too often within a day.
+            RestartLimit: that happened too often (ray.max_restarts within a day).
             Unschedulable: its machine was lost, and the cluster has no other in time.
             WorkerTimeout: it takes too long.
         """
@@ -209,13 +208,14 @@ class ActorGroup:
         Raises:
             RestartLimit: there were too many in the last day.
         """
-        now = time.monotonic()
+        options, now = self.pool.options, time.monotonic()
         self.restarts += 1
         self._counted = [then for then in self._counted if now - then < DAY] + [now]
-        if len(self._counted) > RESTARTS:
+        if len(self._counted) > options.max_restarts:
             why = f"; the last time: {self.ended}" if self.ended else ""
             raise RestartLimit(
-                f"workers of pool {self.name} had to be replaced {len(self._counted)} times within a day{why}; "
+                f"workers of pool {self.name} had to be replaced {len(self._counted)} times "
+                f"(ray.max_restarts={options.max_restarts}) within a day{why}; "
                 "look for the cause in Ray's logs, and start the same command again to resume"
             )
 

@@ -275,6 +275,6 @@ class PooledScorer(Scorer):
         """
         if isinstance(error, WorkerDied):
             raise RestartLimit(
-                f"{error}, more often than it is replaced within a day; look for the cause in Ray's logs, and start "
-                "the same command again to resume"
+                f"{error}, more often than ray.max_restarts allows; look for the cause in Ray's logs, and start the "
+                "same command again to resume"
             ) from error
