@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 2
     if argv is None:
         ignore_further_signals()  # a signal while Python exits would change the exit code
+        gc.freeze()  # of what ends with the process nothing is worth a second of looking for garbage
     return code
 
 

@@ -33,15 +33,12 @@ def chosen(
     linear: Mapping[str, nn.Module], options: LoraOptions, default: Sequence[str], saved: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """What peft is told to adapt, and the full names of the layers that this means."""
-
-    def matching(target: str) -> list[str]:
-        return [name for name in linear if ends_with(name, [target])]
-
-    targets = [target for target in default if matching(target)] if options.targets is None else options.targets
+    ends = set[str]().union(*map(ends_of, linear))
+    targets = [target for target in default if target in ends] if options.targets is None else options.targets
     if not targets:
         raise UserError(f"model.lora.targets names no layer; give names such as {', '.join(list(linear)[:3])}")
     for target in targets:
-        if not matching(target):
+        if target not in ends:
             raise UserError(
                 f"model.lora.targets has {target!r}, which matches the end of no linear layer's name; "
                 f"names are like {', '.join(list(linear)[:3])}"
@@ -108,9 +105,15 @@ def excluded(names: Collection[str], patterns: Sequence[str], option: str, what:
     return out
 
 
+def ends_of(name: str) -> set[str]:
+    """A layer's name, and what follows each of its dots."""
+    parts = name.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
+
+
 def ends_with(name: str, targets: Sequence[str]) -> bool:
     """Whether a layer's name is a target, or ends with one after a dot."""
-    return any(f".{name}".endswith(f".{target}") for target in targets)
+    return not ends_of(name).isdisjoint(targets)
 
 
 def is_passed_by(network: nn.Module, name: str) -> bool:

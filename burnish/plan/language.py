@@ -131,13 +131,9 @@ class MadeUpResponses(LanguageEngine):
         self.half, self.seed, self.metrics = half, half.assembly.config.seed, {}
         self.batch_size = half.assembly.config.rollout.batch_size
 
-    @property
-    def roles(self) -> LanguageRoles:  # type: ignore[override]
-        roles: LanguageRoles = self.half.assembly.roles
-        return roles
-
     def begin(self, roles: LanguageRoles, data: Any) -> None:
         """Have all prompts be the longest that options of data let through."""
+        self.roles = roles
         with _disable_current_modes():
             encode = LanguageEngine(roles, batch_size=1, seed=self.seed).encode
             self.encode = Repeated(encode, longest_prompt(roles.model, data))
