@@ -1,4 +1,4 @@
-"""Alarms are raised once, recorded, over when they are, and can be left out."""
+"""Alarms are raised once, recorded, over when they are, the same after resuming, and can be left out."""
 
 import json
 from pathlib import Path
@@ -28,13 +28,17 @@ def recorded(run: TinyRun) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.output / "alarms.jsonl").read_text().splitlines()]
 
 
-def test_an_alarm_is_raised_once_and_is_over_when_it_is(files, tmp_path):
+def test_an_alarm_is_raised_once_and_is_over_when_it_is_also_in_a_resumed_run(files, tmp_path):
     whole = run_of(files, tmp_path / "whole")
     whole.train("steps=8")
     raised, over = recorded(whole)
     assert (raised["name"], raised["update"], raised["since"]) == ("constant_reward", 4, 2)
     assert over == {"update": 6, "over": "constant_reward"}
     assert [line["alarms/standing"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+    parted = run_of(files, tmp_path / "parted")
+    parted.train("steps=4")
+    parted.train("steps=8")
+    assert (recorded(parted), parted.metrics) == (recorded(whole), whole.metrics)
 
 
 def test_alarms_can_be_left_out_by_their_names_and_all_together(files, tmp_path):
