@@ -12,13 +12,8 @@ from burnish.config.load import context_of
 from burnish.config.names import options_of
 from burnish.registry import KINDS, names
 
-CHOSEN = (
-    "algorithm.",
-    "rewards.",
-    "environment.",
-    "optimizer.name.",
-    "optimizer.schedule.",
-)  # sections whose options a name chooses
+# sections whose options a name chooses
+CHOSEN = ("algorithm.", "rewards.", "environment.", "optimizer.name.", "optimizer.schedule.")
 
 
 def leaves(options: Iterable[str]) -> set[str]:

@@ -43,7 +43,7 @@ class ParameterGroup:
         """
         self.name, self.parameters, self.options = name, dict(parameters), options
         self.total_steps, self.first_update = total_steps, first_update
-        self.optimizers = make_optimizers(self.parameters, options)
+        self.optimizers, self._rate = make_optimizers(self.parameters, options), options.rate
         self.steps = 0
         # of the groups of parameters that an optimizer tells apart, which keep the proportion of their learning rates
         self._shares = [[group["lr"] / options.lr for group in one.param_groups] for one in self.optimizers]
@@ -63,7 +63,7 @@ class ParameterGroup:
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
-        return learning_rate(self.steps, self.options, self.total_steps)
+        return learning_rate(self.steps, self.options, self.total_steps, self._rate)
 
     def step(self) -> None:
         """One optimizer step."""
@@ -188,21 +188,22 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
     return [HostStates(one, weights) for one in made] if options.offload else made
 
 
-def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> float:
+def learning_rate(step: int, options: OptimizerOptions, total_steps: int, rate: Any) -> float:
     """The learning rate of an optimizer step.
 
     Args:
         step: counted from 0.
         options: peak, warm-up and shape.
         total_steps: of the schedule; linear and cosine reach their floor after the last one.
+        rate: what the learning rate is after the warm-up.
     """
     warm_up = int(options.warmup_steps * (total_steps if options.warmup_steps < 1 else 1))
     if step < warm_up:
         return options.lr * (step + 1) / warm_up
-    if not options.decays:
+    if not rate.moves:
         return options.lr
     done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
-    left: float = call(options.rate, done, step - warm_up)
+    left: float = call(rate, done, step - warm_up)
     return options.min_lr + (options.lr - options.min_lr) * left
 
 

@@ -51,7 +51,7 @@ COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
 ], ids=str)  # fmt: skip
 def test_the_rate_follows_its_schedule(options, expected):
     given = OptimizerOptions(lr=2.0, **options)
-    rates = [learning_rate(step, given, 10) for step in range(26)]
+    rates = [learning_rate(step, given, 10, given.rate) for step in range(26)]
     assert rates[:11] == pytest.approx(expected)
     assert rates[11:] == pytest.approx([expected[-1]] * 15, abs=1e-12), "more steps than planned"
 
