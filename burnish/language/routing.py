@@ -47,10 +47,10 @@ class Routers:
             self._seen = None
 
     @contextmanager
-    def replayed(self, experts: Tensor) -> Iterator[None]:
+    def replayed(self, experts: Tensor | None) -> Iterator[None]:
         """Have experts [N, layers, k] chosen in this context, and where its forward pass is computed again.
 
-        A -1 leaves the choice to the router.
+        None and a -1 leave the choice to the routers. All passes that one backward pass goes through have the same.
         """
         self._given = experts
         if torch.is_grad_enabled():
@@ -89,7 +89,7 @@ class _Choice(TorchFunctionMode):
         if self.given is None or out.indices.shape != self.given.shape:
             return out
         index = torch.where(self.given >= 0, self.given.long(), out.indices)
-        return torch.return_types.topk((args[0].gather(-1, index), index))  # type: ignore[attr-defined]
+        return torch.return_types.topk((args[0].gather(-1, index), index))
 
 
 def experts_of(completion: Completion, prompts: Sequence[int], owners: Sequence[int]) -> Tensor | None:

@@ -46,8 +46,7 @@ class Like(NamedTuple):
     def made(self) -> Tensor:
         """One with memory of its own, also in the place of a part of larger memory."""
         own = self._own()
-        # its arguments are the class's own, of which mypy knows none
-        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)  # type: ignore[call-arg]
+        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
 
     def _own(self) -> Tensor:
         reach = 1 + sum((count - 1) * step for count, step in zip(self.size, self.stride, strict=True))
