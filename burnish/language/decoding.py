@@ -370,7 +370,7 @@ class DecodingRows:
             axes=self.model.axes,
             logprob=logprob,
             finished=self.finished.clone().cpu(),
-            experts=self._experts(length.tolist()) if self.asked_experts else None,
+            routed_experts=self._experts(length.tolist()) if self.asked_experts else None,
         )
 
     def _experts(self, lengths: Sequence[int]) -> list[Tensor]:

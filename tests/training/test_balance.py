@@ -57,10 +57,11 @@ def test_experts_that_sampled_are_those_that_learn(laid_out, files):
     assembly.scorer.start()
     trace = assembly.source.rollout(1).trace
     assembly.scorer.close()
-    for some in (trace, replace(trace, experts=[UNROUTED] * len(trace))):
+    for some in (trace, replace(trace, routed_experts=[UNROUTED] * len(trace))):
         found = roles.policy(some).logprob
         apart.append(float((found.detach() - trace.logprob).abs()[trace.mask].mean()))
         found.sum().backward()
         assert all(weights[f"model.layers.{layer}.mlp.gate.weight"].grad.norm() > 1 for layer in (0, 1))
-    assert {len(own) for own in trace.experts} == {int(n) - 1 for n in trace.lengths.prompt + trace.lengths.response}
+    read = trace.lengths.prompt + trace.lengths.response - 1
+    assert list(map(len, trace.routed_experts)) == read.tolist()
     assert apart[0] < apart[1] / 3, "a router chooses others where values are rounded otherwise"
