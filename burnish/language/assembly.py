@@ -55,6 +55,7 @@ from burnish.language.offline import (
 )
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
+from burnish.language.routing import routers_of
 from burnish.language.teachers import HINDSIGHT, check_teachers
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.rollout.sources import Job
@@ -327,10 +328,10 @@ class LanguageAssembly(Assembly):
         super().check()
         model = self.roles.model
         known = model.capabilities
-        if self.config.rollout.router_replay and not (known.fast and known.packed):
+        if self.config.rollout.router_replay and not (known.fast and known.packed and routers_of(model.network)):
             raise UserError(
-                f"rollout.router_replay is true, but responses of {type(model.network).__name__} are not decoded by "
-                "Burnish's own layers, whose choices alone are recorded; remove it"
+                f"rollout.router_replay is true, but responses of {type(model.network).__name__} are decoded by its "
+                "own forward pass, in which nobody records what routers choose; remove it"
             )
         self._check_room(Positions(model.max_positions, model.position_limit))
         # templates and processors are the model's own: they are tried on the first prompt of each kind

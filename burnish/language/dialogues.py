@@ -382,5 +382,5 @@ def joined(rows: Sequence[DialogueRow]) -> Completion:
         length=torch.tensor([len(own) for own, *_ in said], dtype=torch.long),
         finished=torch.tensor([row.finished for row in rows]),
         features=[Features.joined(row.features, [len(own) for own, *_ in row.pieces]) for row in rows],
-        experts=[UNROUTED] * len(rows),
+        routed_experts=[UNROUTED] * len(rows),
     )

@@ -122,10 +122,10 @@ def packed_states(
     slots = to_device(torch.isin(ids, model.placeholders) & free, device)
     embedded = model.forwards.embed(network, decoder, to_device(ids, device), slots, features)
     split = Split(context, chunks(len(source), context.size))
-    experts = None if routers is None else experts_of(completion, prompts.lengths, owner.tolist())
     replay: AbstractContextManager[None] = nullcontext()
-    if routers is not None and experts is not None:
-        replay = routers.replayed(to_device(experts[source[split.own]], device))
+    if routers is not None:
+        experts = experts_of(completion, prompts.lengths, owner.tolist())
+        replay = routers.replayed(None if experts is None else to_device(experts[source[split.own]], device))
     source = to_device(source[split.own], device)
     positions = to_device(positions, device)[:, source]
     with replay:

@@ -144,19 +144,20 @@ class LanguageRoles(TrainedRoles):
         run: Callable[[], ResponseStates] = partial(
             response_states, self.model, network, completion, layout=layout,
             context=SINGLE_RANK if apart else self.context,
-            routers=self.routers if self._role_of(network) == "policy" else None,
+            routers=self.routers if self._replays(network) else None,
         )  # fmt: skip
         if self.meter is not None and self.meter.active:
             size = multiplications(completion, self.model, layout)
             run = partial(self.meter.run, (id(network), self.active_adapter(), layout), run, size)
         if self.balance is None:
             return run()
-        return self.balance.through(self._role_of(network), run)
-
-    def _role_of(self, network: nn.Module) -> str:
-        """Which role the network runs for; nothing for none of this run's own."""
+        # which role the network runs for; nothing for none of this run's own
         role = next((name for name, one in self._networks.items() if one is network), "")
-        return self._active if role == "policy" else role
+        return self.balance.through(self._active if role == "policy" else role, run)
+
+    def _replays(self, network: nn.Module) -> bool:
+        """Whether experts are those that sampled: for the policy, and adapters that learn beside it."""
+        return network is self._networks["policy"] and (self._active == "policy" or torch.is_grad_enabled())
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""

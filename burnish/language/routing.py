@@ -47,10 +47,10 @@ class Routers:
             self._seen = None
 
     @contextmanager
-    def replayed(self, experts: Tensor) -> Iterator[None]:
+    def replayed(self, experts: Tensor | None) -> Iterator[None]:
         """Have experts [N, layers, k] chosen in this context, and where its forward pass is computed again.
 
-        A -1 leaves the choice to the router.
+        None and a -1 leave the choice to the routers. All passes that one backward pass goes through have the same.
         """
         self._given = experts
         if torch.is_grad_enabled():
@@ -100,11 +100,11 @@ def experts_of(completion: Completion, prompts: Sequence[int], owners: Sequence[
         prompts: [P] lengths.
         owners: [B] prompt of each response.
     """
-    some = next((own for own in completion.experts if len(own)), None)
+    some = next((own for own in completion.routed_experts if len(own)), None)
     if some is None:
         return None
     asked, said = ([some.new_full((n, *some.shape[1:]), -1) for n in own] for own in (prompts, completion.length))
-    for own, answer, owner in zip(completion.experts, said, owners, strict=True):
+    for own, answer, owner in zip(completion.routed_experts, said, owners, strict=True):
         if len(own):
             asked[owner], read = own[: prompts[owner]], own[prompts[owner] :]
             answer[: len(read)] = read  # nobody reads the last token

@@ -210,10 +210,8 @@ class DecodingRows:
             finished[row] = own.finished
         self.ids, self.logprob, self.finished = (to_device(one, device) for one in (ids, logprob, finished))
         self.length = to_device(torch.tensor(self.written, dtype=torch.long), device)
-        self.asked_experts: dict[
-            int, Tensor
-        ] = {}  # [P, layers, k] of the tokens of each prompt, where they are recorded
-        self.experts: Tensor | None = None  # the same of responses, [B, T, layers, k]
+        self.asked_experts: dict[int, Tensor] = {}  # [P, layers, k] of tokens of prompts, where they are recorded
+        self.experts: Tensor | None = None  # [B, T, layers, k] of those of responses
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
@@ -370,7 +368,7 @@ class DecodingRows:
             axes=self.model.axes,
             logprob=logprob,
             finished=self.finished.clone().cpu(),
-            experts=self._experts(length.tolist()) if self.asked_experts else None,
+            routed_experts=self._experts(length.tolist()) if self.asked_experts else None,
         )
 
     def _experts(self, lengths: Sequence[int]) -> list[Tensor]:

@@ -46,7 +46,6 @@ class Like(NamedTuple):
     def made(self) -> Tensor:
         """One with memory of its own, also in the place of a part of larger memory."""
         own = self._own()
-        # its arguments are the class's own, of which mypy knows none
         return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
 
     def _own(self) -> Tensor:

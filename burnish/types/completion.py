@@ -151,7 +151,7 @@ class Completion(Batch):
     finished: Tensor  # [B] bool: it ended by itself; false means truncated at the limit
     features: list[Features]  # [B] media inside the response
     # [B] experts [P + T - 1, layers, k] int16 of all tokens that were read; [0, 0, 0] where nobody recorded them
-    experts: list[Tensor]
+    routed_experts: list[Tensor]
 
     @classmethod
     def of_text(
@@ -163,7 +163,7 @@ class Completion(Batch):
         axes: int,
         logprob: Tensor | None = None,
         finished: Tensor | None = None,
-        experts: list[Tensor] | None = None,
+        routed_experts: list[Tensor] | None = None,
     ) -> Self:
         """Responses without media, all of whose tokens the policy chose: positions follow those of the prompts.
 
@@ -174,7 +174,7 @@ class Completion(Batch):
             axes: numbers per position (``LanguageModel.axes``).
             logprob: [B, T] float32; None for responses that were not sampled.
             finished: [B] bool; None if all are.
-            experts: [B] that their tokens were sent to; None if nobody recorded any.
+            routed_experts: [B] that their tokens were sent to; None if nobody recorded any.
         """
         mask = torch.arange(ids.shape[1]) < length[:, None]
         first = torch.tensor(prompts.table.next_position, dtype=torch.long)[prompts.index]
@@ -188,7 +188,7 @@ class Completion(Batch):
             length=length,
             finished=torch.ones(len(length), dtype=torch.bool) if finished is None else finished,
             features=[Features()] * len(length),
-            experts=[UNROUTED] * len(length) if experts is None else experts,
+            routed_experts=[UNROUTED] * len(length) if routed_experts is None else routed_experts,
         )
 
     @classmethod

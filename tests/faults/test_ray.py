@@ -209,7 +209,7 @@ APART = [
     ("generators", "flow_grpo kl exact", SPLIT), ("language", "ppo game", RANKS), ("language", "ppo shared", RANKS),
     ("language", "ppo warm", RANKS), ("language", "grpo ptx", RANKS), ("language", "grpo experts", RANKS),
     ("language", "grpo experts", [*RANKS, "sharding.expert_parallel=2"]),
-    ("language", "grpo experts", [*RANKS, "sharding.tensor_parallel=2"]),
+    ("language", "grpo experts", [*RANKS, "sharding.tensor_parallel=2", "rollout.router_replay=true"]),
     ("language", "grpo dora", RANKS), ("language", "dpo given", RANKS), ("language", "kto", RANKS),
     ("language", "grpo quantised", RANKS), ("language", "grpo sliding windows", RANKS), ("language", "sft", RANKS),
     ("language", "grpo dora", [*RANKS, "sharding.shard_size=1"]),

@@ -1,10 +1,18 @@
 """Experts of a mixture in even use: the loss beside the algorithm's own, however a batch is laid out."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from burnish.config import load
+from burnish.tasks import assemble
+from burnish.training.ranks import SINGLE_RANK
+from burnish.types.completion import UNROUTED
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
+REPLAYED = ["model.dtype=bfloat16", "rollout.router_replay=true", "rollout.max_new_tokens=16"]
 ONE_STEP = ["steps=1", "trainer.mini_batch_size=null", "trainer.epochs=1", "model.lora=null"]
 
 
@@ -33,3 +41,27 @@ def test_a_critic_with_a_trunk_of_its_own_has_a_loss_of_its_own(files):
     assert told["critic/router_aux_loss"] >= 1
     for role in ("actor", "critic"):
         assert told[f"{role}/grad_norm"] != alone[f"{role}/grad_norm"]
+
+
+@pytest.mark.parametrize("laid_out", [[], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])])
+def test_experts_that_sampled_are_those_that_learn(laid_out, files):
+    run = TinyRun(files, "language", "qwen3_moe", "algorithm=grpo", *ONE_STEP, *REPLAYED, *laid_out, name="replay")
+    assembly = assemble(load(str(run.recipe), run.options), SINGLE_RANK, trains=True)
+    assembly.check()
+    roles, apart = assembly.roles, []
+    weights = dict(roles.model.network.named_parameters())
+    with torch.no_grad():
+        for name in (name for name in weights if "mlp" in name):  # experts differ, and are about as good
+            near = 0.02 * weights[name] + 0.98 * weights[name].mean(0)
+            weights[name].copy_(near if name.endswith("gate.weight") else 3 * weights[name])
+    assembly.scorer.start()
+    trace = assembly.source.rollout(1).trace
+    assembly.scorer.close()
+    for some in (trace, replace(trace, routed_experts=[UNROUTED] * len(trace))):
+        found = roles.policy(some).logprob
+        apart.append(float((found.detach() - trace.logprob).abs()[trace.mask].mean()))
+        found.sum().backward()
+        assert all(weights[f"model.layers.{layer}.mlp.gate.weight"].grad.norm() > 1 for layer in (0, 1))
+    read = trace.lengths.prompt + trace.lengths.response - 1
+    assert list(map(len, trace.routed_experts)) == read.tolist()
+    assert apart[0] < apart[1] / 3, "a router chooses others where values are rounded otherwise"
