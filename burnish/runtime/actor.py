@@ -107,7 +107,7 @@ class WorkerProcess:
             return _with_sendable_errors(attrgetter(method)(self._worker), arguments)
         except Exception as error:
             if self._rebuild and (failure := device_failure(error)):
-                log.error("this worker ends, because its device failed: %s", failure)
+                log.error("this worker ends, because it can't go on: %s", failure)
                 os._exit(1)  # Ray starts another one, and repeats the call
             raise
 

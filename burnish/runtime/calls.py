@@ -64,7 +64,8 @@ class RestartLimit(UserError):
 
 
 def device_failure(error: BaseException) -> str:
-    """What a device or the connection between devices said, after which a process can't use it; "" for other errors.
+    """What was said by a device, the connection between devices, or a vLLM that died, after which a process can't go
+    on; "" for other errors.
 
     Running out of memory is none: it would happen again.
     """
@@ -187,7 +188,7 @@ class Call:
         if isinstance(cause, GONE) or not isinstance(cause, Exception):
             return WorkerDied(self.group.name, rank, reason(cause))
         if failure := device_failure(cause):  # its process can't use the device any more
-            return WorkerDied(self.group.name, rank, f"its device failed: {failure}")
+            return WorkerDied(self.group.name, rank, f"it can't go on: {failure}")
         note = f"raised by {self.method} of worker {rank} of pool {self.group.name}"
         cause.add_note(f"{note}:\n{error}" if isinstance(error, RayTaskError) else note)
         return cause

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,10 +67,18 @@ def shareable(size: int, device: torch.device) -> Tensor:
 
     _expandable(False)
     try:
-        with torch.cuda.use_mem_pool(torch.cuda.MemPool(), device):
+        with torch.cuda.use_mem_pool(_shared_pool(), device):
             return torch.empty(size, dtype=torch.uint8, device=device)
     finally:
         _expandable(True)
+
+
+@cache
+def _shared_pool() -> torch.cuda.MemPool:
+    """Where such memory stays, for the next time."""
+    import torch
+
+    return torch.cuda.MemPool()
 
 
 def give_back_cached() -> None:

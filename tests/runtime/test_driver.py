@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from burnish.language.vllm.process import VllmDiedError
 from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.calls import device_failure
 from burnish.runtime.channel import Channel, device_for
@@ -54,6 +55,7 @@ class AcceleratorError(RuntimeError):
     (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled cuda error"), True),
     (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"), True),
     (dist.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
+    (VllmDiedError("vLLM ended while it was asked for 4 responses: signal 9, Killed"), True),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
     (RuntimeError("CUDA error: out of memory"), False),
     (RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu"), False),

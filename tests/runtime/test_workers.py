@@ -122,7 +122,7 @@ def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools, monke
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
         for _ in range(2):  # each is long past when the next one comes
             start, pids = time.monotonic(), list(group.pids)
-            with pytest.raises(WorkerDied, match=r"worker 1 of pool train died: its device failed: .*CUDA error"):
+            with pytest.raises(WorkerDied, match=r"worker 1 of pool train died: it can't go on: .*CUDA error"):
                 group.call("fail_on", 1, LONG)
             assert time.monotonic() - start < NOTICED
             assert gone(pids[0], within=30)

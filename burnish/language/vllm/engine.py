@@ -262,7 +262,10 @@ class VllmEngine(ResponseEngine):
         assert version is not None
         checksums: list[int] = []
         with self._published() as network:
-            for message, checksum in through_gpu(weights_of(network), version, dtype=self.model.compute):
+            buckets = through_gpu(
+                weights_of(network), version, device=self.model.device, dtype=self.model.compute
+            )  # fmt: skip
+            for message, checksum in buckets:
                 responses = self._process.answers(what, message)
                 if (own := next(responses)["checksum"]) != checksum:
                     raise VllmFailedError(

@@ -231,22 +231,23 @@ class SharedWeights:
 
 
 def through_gpu(
-    weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype
+    weights: Mapping[str, Tensor], version: int, *, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Bring weights to a vLLM on the same GPU: memory there is filled with one bucket after the other.
 
     Each weight is copied once, and summed up where it lies.
 
     Args:
-        weights: by their names, on that GPU.
+        weights: by their names.
         version: policy updates that they have seen.
+        device: the GPU.
         dtype: floating-point numbers are written with this precision.
 
     Yields:
         What vLLM is told of a bucket, and its checksum. The next one takes its place.
     """
     parts = list(buckets(entries_of(weights, dict.fromkeys(weights, dtype)), BUCKET))
-    memory = shareable(max(placed(part)[1] for part in parts), next(iter(weights.values())).device)
+    memory = shareable(max(placed(part)[1] for part in parts), device)
     handle = handle_of(memory)
     for number, part in enumerate(parts, start=1):
         places, size = placed(part)

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,30 +40,11 @@ class EngineArgs:
         self.given = given
 
 
-@dataclass
-class SamplingParams:
-    temperature: float
-    max_tokens: int
-    seed: int = 0
-    min_tokens: int = 0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    include_stop_str_in_output: bool = True
-    ignore_eos: bool = False
-    detokenize: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-
-@dataclass
-class LoRARequest:
-    lora_name: str
-    lora_int_id: int
-    lora_path: str
+SamplingParams = make_dataclass("SamplingParams", ["temperature", "max_tokens", *((name, Any, None) for name in (
+    "seed", "min_tokens", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos",
+    "include_stop_str_in_output", "detokenize", "logprobs", "prompt_logprobs",
+))])  # fmt: skip
+LoRARequest = make_dataclass("LoRARequest", ["lora_name", "lora_int_id", "lora_path"])
 
 
 class MultiModalKwargsItems(dict):  # type: ignore[type-arg]

@@ -119,5 +119,6 @@ def checksum(tensor: Tensor) -> Tensor:
 @cache
 def _places(device: torch.device) -> Tensor:
     """An odd number for each place: [WORDS] int64."""
-    numbers = torch.randint(-(2**63), 2**63 - 1, (WORDS,), generator=torch.Generator().manual_seed(0))
+    # vLLM may have made a GPU the place of new tensors
+    numbers = torch.randint(-(2**63), 2**63 - 1, (WORDS,), generator=torch.Generator().manual_seed(0), device="cpu")
     return (numbers | 1).to(device)

@@ -127,15 +127,16 @@ class Server:
 
         vLLM may use some of them only when it has all: no view of that memory would be theirs any more.
         """
-        memory = opened(message["handle"])
-        while True:
+        memory, more = opened(message["handle"]), True
+        while more:
             content = memory[: message["size"]].clone()
-            self.channel.send({"checksum": int(checksum(content))})  # read by the CPU, which waits for the copy
+            number, more = int(checksum(content)), message["more"]  # read by the CPU, which waits for the copy
+            if not more:
+                del memory  # the trainer frees it next
+            self.channel.send({"checksum": number})
             yield from tensors(content, message["places"])
-            del content
-            if not message["more"]:
-                return
-            message = self.channel.recv()
+            if more:
+                message = self.channel.recv()
 
     def _adapt(self, message: dict[str, Any]) -> None:
         """Have requests use an adapter in the place of the one before; vLLM reads it from a folder."""
