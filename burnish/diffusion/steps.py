@@ -360,7 +360,7 @@ def _asked(plan: Plan, step: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tens
     """What a velocity at a step is asked for, of some rows of states x [B, ...]: once for those of a branch.
 
     Returns:
-        States [M, ...], times [M] and rows [M]; and which of these each of the rows takes.
+        States [M, ...], times [M] and rows [M]; and which of these each of the rows takes: without branches its own.
     """
     if plan.branch is None:
         return x if len(rows) == len(x) else x[to_device(rows, x.device)], plan.times[step].expand(len(rows)), rows, ...
