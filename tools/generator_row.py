@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, with_sound, without_noise
+from tiny_calls import TILED, media
 from tiny_calls import load as load_alone
-from tiny_calls import media
 from torch import Tensor, nn
 
 from burnish import loop
@@ -35,7 +35,7 @@ STEPS, TRAINED = 12, 4  # of the comparison, some of whose guidance begins at a 
 LOGPROB = "rollout_corr/logprob_abs_diff"
 EXACT = 5e-4  # largest relative difference that is rounding
 PROMPTS = ("a red fox in the snow", "two apples on the table")
-FEWER = {"SanaSprintPipeline": 2, "SanaSprintImg2ImgPipeline": 2}  # steps of pipelines that take no others
+FEWER = {"SanaSprintPipeline": 2}  # steps of pipelines that take no others by themselves
 OF_FILES = (
     "image",
     "images",
@@ -154,7 +154,8 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     scale = {own: GUIDANCE} if {arguments.guidance, "guidance_scale"} & set(taken) else {}
     recipe = {
         "algorithm": "flow_grpo",
-        "model": {"path": str(folder / "pipeline"), "family": "pipeline", "lora": {"rank": 2}},
+        "model": {"path": str(folder / "pipeline"), "family": "pipeline", "lora": {"rank": 2},
+                  "vae_tiling": tiny.kind in TILED},
         "data": {"train_files": str(folder / "prompts.jsonl"), "train_batch_size": 2,
                  "input_keys": [name for name in given if name != "image"]},
         "rewards": {"mean": {"name": "function", "path": f"{folder / 'reward.py'}:mean"}},
@@ -284,7 +285,9 @@ def apart(
     # elements that the pipeline keeps, as those outside of a mask, are its own to replace
     kept = [slice(None) if noised is None else noised[0].flatten() for _, _, noised in ours]
     states = max(
-        distance(one[0].flatten()[at], other[0].flatten()[at]) for at, (one, other) in zip(kept, pairs, strict=True)
+        # what is stepped and then read by nothing (LTX2HDR) comes last in theirs, and is no state of ours
+        distance(one[0].flatten()[at], other[0].flatten()[: one[0].numel()][at])
+        for at, (one, other) in zip(kept, pairs, strict=True)
     )
     return states, max(distance(one[1].flatten(), other[1].flatten()) for one, other in pairs)
 

@@ -119,6 +119,10 @@ class PipelineModel(LoadedPipeline):
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
+        self.forget_programs()
+
+    def forget_programs(self) -> None:
+        """Have runs recorded anew, by what is known of networks now."""
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, dict[Any, Program]] = {}  # that may be those of other prompts, too, by their signatures
 
@@ -133,13 +137,12 @@ class PipelineModel(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: a class is unknown, its scheduler has no noise levels, or an option has nothing to act on.
+            UserError: a class is unknown, or an option has nothing to act on.
         """
         kinds = classes_of(index, path)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
-        with explained(arguments.kind.__name__):
-            check_scheduler(kinds.get("scheduler"), path, rollout)
+        check_scheduler(kinds.get("scheduler"), path, rollout)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
