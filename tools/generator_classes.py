@@ -27,6 +27,7 @@ CANNOT = (
     ("^EasyAnimateInpaint", "their call takes videos and masks as tensors alone, and prompts have frames"),
     ("^Kandinsky5I2I|^Kandinsky5T2I|^JoyImageEdit|^QwenImageEditInpaint",
      "their code draws or reads images at 1024 × 1024 alone, too long for a CPU; the checks on load decide"),
+    ("^Allegro", "its VAE decodes in tiles of 24 frames alone (`model.vae_tiling=true`), too long for a CPU"),
     ("^ChromaInpaint|^EasyAnimateControl", "their own call fails in diffusers 0.42"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, with_sound, without_noise
-from tiny_calls import TILED, media
 from tiny_calls import load as load_alone
+from tiny_calls import media
 from torch import Tensor, nn
 
 from burnish import loop
@@ -154,8 +154,7 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     scale = {own: GUIDANCE} if {arguments.guidance, "guidance_scale"} & set(taken) else {}
     recipe = {
         "algorithm": "flow_grpo",
-        "model": {"path": str(folder / "pipeline"), "family": "pipeline", "lora": {"rank": 2},
-                  "vae_tiling": tiny.kind in TILED},
+        "model": {"path": str(folder / "pipeline"), "family": "pipeline", "lora": {"rank": 2}},
         "data": {"train_files": str(folder / "prompts.jsonl"), "train_batch_size": 2,
                  "input_keys": [name for name in given if name != "image"]},
         "rewards": {"mean": {"name": "function", "path": f"{folder / 'reward.py'}:mean"}},

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROMPT = "a red fox in the snow"
-TILED = ("AllegroPipeline",)  # pipelines whose VAE decodes in tiles alone
 
 
 def example_call(tiny: Tiny, pipeline: Any, *, steps: int, seed: int) -> dict[str, Any]:
@@ -52,8 +51,6 @@ def load(folder: Path) -> Any:
             folder, torch_dtype=torch.float32, local_files_only=True, **parts
         )
     pipeline.set_progress_bar_config(disable=True)
-    if type(pipeline).__name__ in TILED:
-        pipeline.vae.enable_tiling()
     return pipeline
 
 
