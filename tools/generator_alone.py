@@ -19,7 +19,7 @@ from torch import Tensor
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.pipeline.arguments import SOUND_GUIDANCE, Arguments
 from burnish.diffusion.pipeline.program import joined
-from burnish.diffusion.pipeline.schedules import EULER
+from burnish.diffusion.pipeline.schedules import ANGLES, EULER
 from burnish.models.tiny import Tiny
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
@@ -126,6 +126,8 @@ def euler(scheduler: Any) -> Any:
         settings = {"solver_order": 1, "disable_corrector": list(range(100)), "algorithm_type": "dpmsolver++"}
         own = inspect.signature(kind).parameters
         return kind.from_config(scheduler.config, **{key: value for key, value in settings.items() if key in own})
+    if name == ANGLES:
+        return type(name, (_Rotation, kind), {}).from_config(scheduler.config)  # type: ignore[attr-defined]
     if hasattr(scheduler, "alphas_cumprod") and name not in EULERS:
         return type(name, (_Ddim, kind), {}).from_config(scheduler.config)  # type: ignore[attr-defined]
     return scheduler
@@ -159,6 +161,17 @@ class _Ddim:
         noise = (sample - before.sqrt() * clean) / (1 - before).sqrt()
         landed = after.sqrt() * clean + (1 - after).sqrt() * noise
         return DDIMSchedulerOutput(landed, clean) if return_dict else (landed, clean)
+
+
+class _Rotation:
+    """Comes before the class of a scheduler whose times are angles: DDIM's step, without new noise."""
+
+    def step(self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        own: Any = self
+        after = own.timesteps[own.timesteps.tolist().index(float(timestep)) + 1]
+        clean = timestep.cos() * sample - timestep.sin() * model_output
+        noise = timestep.sin() * sample + timestep.cos() * model_output
+        return after.cos() * clean + after.sin() * noise, clean
 
 
 def seed_of(prompt: Prompt) -> int:

@@ -107,7 +107,6 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
     ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
      ["157", "use_exponential_sigmas", "the pipeline's class"]),
-    ("SCMScheduler", {}, ["StableDiffusionPipeline"]),
 ])  # fmt: skip
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])

@@ -189,6 +189,13 @@ def test_steps_that_depend_on_their_number_are_trained(unseen_run):
     assert run.metrics[-1]["rollout_corr/logprob_abs_diff"] < 1e-5
 
 
+@pytest.mark.parametrize("name", ["animatediff", "hidream"])
+def test_rows_share_a_forward_where_an_argument_has_several_entries_for_each_or_another_axis_for_them(name):
+    ours = Generator(name, guidance=3.0)
+    ours.asked(TEXTS[0])
+    assert ours.model.shares
+
+
 @pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2"])
 def test_what_was_recorded_is_gone_when_it_is_read(name):
     """Its tensors are as large as samples: they may not wait until garbage is collected."""

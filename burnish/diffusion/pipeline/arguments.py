@@ -35,6 +35,7 @@ EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that anoth
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
 CHANNELS = (1, 3, WITH_OPACITY)  # of images
+DARKEST = -0.05  # of images in [0, 1]: black is -0.02 in linear light (LTX2HDR)
 DECODED = 256 << 20  # bytes of decoded images and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
@@ -268,7 +269,7 @@ class Arguments:
                 f"it draws {len(values)} images for one prompt, and a reward scores one; choose a pipeline that "
                 "draws one, or ask for one in rollout.call"
             )
-        self.signed |= self.draws != "sound" and bool((values < 0).any())
+        self.signed |= self.draws != "sound" and bool((values < DARKEST).any())
 
     def sample(self, returned: Any, *, finite: Tensor) -> Any:
         """An image, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""

@@ -143,9 +143,12 @@ def check_samples(model: PipelineModel, full: Requests, guidance: float) -> None
     """
     request = replace(full, steps=min(full.steps, TRIED))
     table, tolerance = model.program(request, guidance).table, EXACT if model.compute == torch.float32 else ROUNDED
+    known = dict(model.forwards.axes)
     for other in {1.0, max(model.rollout.guidance_scale, GUIDED)} - {guidance}:
         with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
             model.program(request, other)
+    if model.forwards.axes != known:
+        model.forget_programs()
     one, two = (model.initial_latents(request, seed) for seed in (0, 1))
     states, times = torch.stack([one, two, two / 2, one / 2]), table.times[:-1][[0, -1, 0, -1]]
     shared, rows = model.shares, Requests.cat([request] * len(states))

@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
     network: str
     leaves: list[Any]  # of its arguments; a list with an entry for each row is one
-    rowed: list[bool]  # which of them have an entry for each row
+    axes: list[int | None]  # of those that have an entry, or several, for each row: the axis that these lie along
     types: list[torch.dtype | None]  # in the pipeline's own run
     tree: TreeSpec  # of the arguments by name
     rows: Rows
@@ -76,17 +76,19 @@ def kind_of(call: Call) -> str:
     values of everything that has no rows, but for scalars, as the time of a UNet.
     """
 
-    def kind(value: Any, rowed: bool) -> Any:
+    def kind(value: Any, axis: int | None) -> Any:
         if isinstance(value, list):
             return sorted({f"{item.dtype} {item.ndim}" if isinstance(item, Tensor) else "" for item in value})
         if not isinstance(value, Tensor):
             return told(value)
-        content = b"" if rowed or not value.ndim else value.cpu().contiguous().view(torch.uint8).numpy()
-        # the first state of some has the precision of their weights, and those that follow have more
-        dtype = torch.float32 if rowed and value.is_floating_point() else value.dtype
-        return dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
+        if axis is not None:
+            # the first state of some has the precision of their weights, and those that follow have more
+            dtype = torch.float32 if value.is_floating_point() else value.dtype
+            return dtype, value.shape[:axis], value.shape[axis + 1 :]
+        content = value.cpu().contiguous().view(torch.uint8).numpy() if value.ndim else b""
+        return value.dtype, value.shape, hash(bytes(content))
 
-    return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.rowed))}"
+    return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.axes))}"
 
 
 def told(value: Any) -> Any:
@@ -110,14 +112,14 @@ def joined(calls: Sequence[Call]) -> Call:
     if len(calls) == 1:
         return first
 
-    def join(rowed: bool, *values: Any) -> Any:
+    def join(axis: int | None, *values: Any) -> Any:
         if isinstance(values[0], Tensor) and not values[0].ndim:
             return torch.cat([value.expand(count) for value, count in zip(values, counts, strict=True)])
-        if not rowed:
+        if axis is None:
             return values[0]
-        return torch.cat(values) if isinstance(values[0], Tensor) else list(chain(*values))
+        return torch.cat(values, axis) if isinstance(values[0], Tensor) else list(chain(*values))
 
-    leaves = list(map(join, first.rowed, *(call.leaves for call in calls)))
+    leaves = list(map(join, first.axes, *(call.leaves for call in calls)))
     return first._replace(leaves=leaves, rows=first.rows._replace(length=sum(counts)))
 
 
@@ -130,7 +132,9 @@ class Forwards:
         self._published = WeakKeyDictionary[nn.Module, bool]()
         self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
-        self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
+        self.axes: dict[tuple[str, str], int | None] = {}  # of arguments: what is known of them
+        self._counts: dict[tuple[str, str], set[int]] = {}  # of rows that they came with
+        self._ratios: dict[tuple[str, str], list[float | None]] = {}  # of an axis to the rows, where all calls agree
 
     def noted(
         self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
@@ -139,19 +143,36 @@ class Forwards:
         first = next(v for v in arguments.values() if isinstance(v, list) or (isinstance(v, Tensor) and v.ndim))
         rows = Rows(len(first), isinstance(first, list))
         leaves, tree = tree_flatten_with_path(arguments, is_leaf=rows.has)
-        rowed, types = list[bool](), list[torch.dtype | None]()
+        axes, types = list[int | None](), list[torch.dtype | None]()
         for path, leaf in leaves:
             key = network, keystr(path)
             for tensor in filter(torch.is_floating_point, tensors_in(leaf)):
                 self._types.setdefault(key, tensor.dtype)
                 if of_states(tensor):  # which are float32 here, also where the pipeline's own are not
                     self._types[key] = self._compute
-            if isinstance(leaf, Tensor) and leaf.ndim and not rows.has(leaf):
-                self._whole.add(key)
-            rowed.append(rows.has(leaf) and key not in self._whole)
+            axes.append(
+                self._axis(key, leaf, rows.length) if isinstance(leaf, Tensor) else 0 if rows.has(leaf) else None
+            )
             types.append(self._types.get(key))
         size = network, *(leaf.shape for leaf in tree_leaves(first[0]))
-        return Call(network, [leaf for _, leaf in leaves], rowed, types, tree, rows, size)
+        return Call(network, [leaf for _, leaf in leaves], axes, types, tree, rows, size)
+
+    def _axis(self, key: tuple[str, str], leaf: Tensor, count: int) -> int | None:
+        """Where an argument has its rows: the axis that was as many times as long as they are in all calls.
+
+        With one number of rows, others would be by chance.
+        """
+        counts = self._counts.setdefault(key, set())
+        counts.add(count)
+        ratios: list[float | None] = [size / count for size in leaf.shape]
+        pairs = zip(ratios, self._ratios.get(key, ratios), strict=False)
+        self._ratios[key] = ratios = [ratio if ratio == other else None for ratio, other in pairs]
+        known = (
+            axis for axis, ratio in enumerate(ratios)
+            if ratio is not None and (len(counts) > 1 or (axis, ratio) == (0, 1))
+        )  # fmt: skip
+        self.axes[key] = axis = next(known, None)
+        return axis
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32.

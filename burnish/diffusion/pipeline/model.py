@@ -120,6 +120,10 @@ class PipelineModel(LoadedPipeline):
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
+        self.forget_programs()
+
+    def forget_programs(self) -> None:
+        """Have runs recorded anew, by what is known of networks now."""
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, dict[Any, Program]] = {}  # that may be those of other prompts, too, by their signatures
 
@@ -134,13 +138,12 @@ class PipelineModel(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: a class is unknown, its scheduler has no noise levels, or an option has nothing to act on.
+            UserError: a class is unknown, or an option has nothing to act on.
         """
         kinds = classes_of(index, path)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
-        with explained(arguments.kind.__name__):
-            check_scheduler(kinds.get("scheduler"), path, rollout)
+        check_scheduler(kinds.get("scheduler"), path, rollout)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -328,7 +331,9 @@ class PipelineModel(LoadedPipeline):
         """A run that is recorded; see ``program``."""
         run = RecordedRun(self.forwards, self.device, tables, (*self.names, *self.experts))
         with torch.no_grad(), explained(self.class_name):
-            return Program(run, self.run(request, guidance, run))
+            returned = self.run(request, guidance, run)
+            run.drop_unread()
+            return Program(run, returned)
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,

@@ -76,7 +76,7 @@ class NetworkCall(Recorded):
     @property
     def parts(self) -> Any:
         """What is the same in another recording of the same."""
-        return self.call.leaves, self.call.rowed, self.call.kind, sorted(self.alone), self.outputs
+        return self.call.leaves, self.call.axes, self.call.kind, sorted(self.alone), self.outputs
 
     def at(self, values: Mapping[int, Tensor], differing: Set[int]) -> Call:
         """The call with these values, of which some differ from those of other states and times."""

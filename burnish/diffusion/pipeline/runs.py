@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.forwards import Forwards
-from burnish.diffusion.pipeline.program import Value
+from burnish.diffusion.pipeline.program import Value, numbers_in
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
 from burnish.types.batch import to_device
@@ -334,8 +334,9 @@ class PipelineRun:
     def stepped(self, scheduler: Any, number: int, output: Tensor, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         """The same of the step of that number."""
         scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + number + 1
-        if self._end and number + 1 == self._count:
-            return torch.cat([self._end[list(self.streams).index(scheduler)]] * len(x))
+        at = list(self.streams).index(scheduler)
+        if number + 1 == self._count and at < len(self._end):
+            return torch.cat([self._end[at]] * len(x))
         return x.clone()
 
     @property
@@ -363,6 +364,13 @@ class RecordedRun(PipelineRun):
         self.answers = 0  # of encoders
         self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
         self.generic = True  # whether nothing else tells prompts apart
+
+    def drop_unread(self) -> None:
+        """Leave out schedulers that are stepped for their counter alone, with what is dropped (LTX2HDR)."""
+        read = {number for entry in self.trace.entries for number in entry.inputs}
+        for scheduler, steps in list(self.streams.items()):
+            if read.isdisjoint(numbers_in([self.trace.value(step.following) for step in steps])):
+                del self.streams[scheduler], self.first[scheduler]
 
     def answered(self, result: Any) -> Any:
         self.answers += 1

@@ -68,7 +68,7 @@ def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: floa
         return output if kind == "flow" else -output
     size = math.hypot(time, 1 - time)
     a, s = (1 - time) / size, time / size  # as if their squares added up to 1
-    known = {"epsilon": (0.0, 1.0), "sample": (1.0, 0.0), "v_prediction": (-s, a)}
+    known = {"epsilon": (0.0, 1.0), "sample": (1.0, 0.0), "v_prediction": (-s, a), "trigflow": (-s, a)}
     if predicts not in known:
         raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
     p, q = known[predicts]  # output = p x_0 + q eps, and x = a x_0 + s eps
@@ -84,12 +84,14 @@ EULER = {  # schedulers of several evaluations per step, and those that have the
     "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
 }
 DDIM = ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")  # their steps are of one length
+ANGLES = "SCMScheduler"  # whose times t are angles: x = sigma_data (cos(t) x_0 + sin(t) eps); arXiv:2410.11081
 CLIPPING = ("DDPMScheduler", "DDPMParallelScheduler", "LCMScheduler")  # schedulers whose steps read clip_sample
 ROUNDING = 1e-5  # relative, of noise levels
+DENSE = 1001  # angles between which their times are interpolated
 
 
 def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
-    """Refuse a class of schedulers whose noise levels nobody knows, and options that it doesn't take.
+    """Refuse options that a class of schedulers doesn't take.
 
     Args:
         kind: of the pipeline's scheduler; None has nothing to check.
@@ -97,13 +99,10 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
         rollout: how it draws.
 
     Raises:
-        Unsupported: the class can't noise an image.
         UserError: naming the option.
     """
     if kind is None:
         return
-    if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
-        raise Unsupported(f"its {kind.__name__} can't noise an image (it has no add_noise)")
     flows = (
         config_of(path, "scheduler").get("use_flow_sigmas")
         or "use_flow_sigmas" not in inspect.signature(kind).parameters
@@ -131,6 +130,8 @@ def shifted(scheduler: Any, shift: float | None) -> Any:
 
 def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
     """Of signal and noise at timesteps, [N] each in float64: the scheduler noises ones and zeros."""
+    if type(scheduler).__name__ == ANGLES:
+        return names.double().cos(), names.double().sin()
     asked, ones = copy.copy(scheduler), torch.ones(len(names), dtype=torch.float64)
     asked._begin_index = asked._step_index = None
     if hasattr(asked, "scale_noise"):
@@ -203,6 +204,7 @@ class NoiseSchedule:
     kind: Kind
     dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
     skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
+    unit: float = 1.0  # of the noise in the scheduler's states
 
     @classmethod
     def of(cls, scheduler: Any, names: Tensor) -> NoiseSchedule:
@@ -211,7 +213,8 @@ class NoiseSchedule:
         Raises:
             Unsupported: the noise levels don't decrease, or are of no known kind.
         """
-        skipped = len(scheduler.timesteps) - len(names)
+        angles = type(scheduler).__name__ == ANGLES
+        skipped = len(scheduler.timesteps) - len(names) - angles  # whose last one is the end
         signal, noise = _factors(scheduler, names)
         if (kind := kind_of(signal, noise)) is None:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
@@ -233,7 +236,10 @@ class NoiseSchedule:
         if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
             a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()
             dense = s / (a + s), np.arange(len(table))
-        return cls(times, names, kind, dense, skipped)
+        if angles:
+            table = np.linspace(0, math.pi / 2, DENSE)
+            dense = np.sin(table) / (np.sin(table) + np.cos(table)), table
+        return cls(times, names, kind, dense, skipped, scheduler.config.sigma_data if angles else 1.0)
 
     def placed(self, name: str, table: Tensor, k: int, time: float) -> Tensor:
         """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
@@ -250,7 +256,7 @@ class NoiseSchedule:
 
     def scale(self, time: float) -> float:
         """The scheduler's states over ours: a + s at a time."""
-        return {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(self.kind, 1.0)
+        return self.unit * {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(self.kind, 1.0)
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
@@ -268,4 +274,4 @@ class NoiseSchedule:
             clean: Tensor = scheduler.precondition_outputs(x, output, sigma)
             return (x - clean) / sigma - clean
         predicts = scheduler.config.get("prediction_type", "epsilon")
-        return velocity_of(self.kind, predicts, output, x, time)
+        return velocity_of(self.kind, predicts, output, x, time) / self.unit

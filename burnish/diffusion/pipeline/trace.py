@@ -91,7 +91,8 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        # attention has this tag for its dropout, and returns several
+        drawn = torch.Tag.nondeterministic_seeded in func.tags and len(func._schema.returns) == 1
         known = any(isinstance(self.value(one), Value) for one in tensors_in((args, kwargs)))
         if not known and not drawn:
             return func(*args, **kwargs)
@@ -154,8 +155,8 @@ class Trace(TorchDispatchMode):
         leaves = tree_map(self.value, call.leaves)
         # numbers that are alone, as the time of a UNet, are given to each row
         shared = [
-            value for value, leaf, rowed in zip(leaves, call.leaves, call.rowed, strict=True)
-            if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)
+            value for value, leaf, axis in zip(leaves, call.leaves, call.axes, strict=True)
+            if axis is None and not (isinstance(leaf, Tensor) and not leaf.ndim)
         ]  # fmt: skip
         entry = NetworkCall(leaves, [], call._replace(leaves=leaves, kind=kind_of(call)), set(numbers_in(shared)))
         with self.paused():

@@ -48,10 +48,13 @@ def glm_image() -> Any:
 SQUARE = {"height": SIDE, "width": SIDE}
 CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
 SIGLIP_2 = partial(of_class, "Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
+DPT = partial(of_class, "DPTImageProcessorPil", size=SQUARE)
 SIGLIP = partial(of_class, "SiglipImageProcessor", size=SQUARE)
 PROCESSORS: dict[str, Callable[..., Any]] = {
     "CLIPImageProcessor": CLIP,
     "CLIPImageProcessorPil": CLIP,
+    "DPTImageProcessorPil": DPT,
+    "ClapFeatureExtractor": partial(of_class, "ClapFeatureExtractor"),
     "SiglipImageProcessor": SIGLIP,
     "SiglipImageProcessorPil": SIGLIP,
     "Siglip2ImageProcessorPil": SIGLIP_2,
@@ -137,6 +140,7 @@ def _named(annotation: Any) -> str:
 
 def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeline: type) -> Any:
     import diffusers
+    import transformers
 
     if named in TOKENIZERS:
         tokenizer = TOKENIZERS[named]()
@@ -147,7 +151,8 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeli
     if named in ENCODERS:
         own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", "processor")
         tokenizer = next((made[part] for part in own if part != name and made.get(part)), None)
-        return _encoder(named, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
+        kind = getattr(transformers, named, None) or vars(sys.modules[pipeline.__module__])[named]
+        return _encoder(kind, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
     # some are in their pipeline's module alone
     kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__])[named]
     return kind(**merged(OTHERS[named], config))
@@ -161,11 +166,8 @@ def merged(base: Config, changes: Config) -> dict[str, Any]:
     return found
 
 
-def _encoder(named: str, config: dict[str, Any], tokenizer: Any) -> nn.Module:
+def _encoder(kind: Any, config: dict[str, Any], tokenizer: Any) -> nn.Module:
     """A network of transformers, with as many words as its tokenizer has, and the ids of its special tokens."""
-    import transformers
-
-    kind: Any = getattr(transformers, named)
     settings: Any = kind.config_class
     if tokenizer is not None:
         words = {end: getattr(tokenizer, end) for end in ("bos_token_id", "eos_token_id", "pad_token_id")}

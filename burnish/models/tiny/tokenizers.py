@@ -93,6 +93,13 @@ def bert() -> Any:
     return of_class("BertTokenizer", vocab=vocabulary(words), model_max_length=77)
 
 
+def roberta() -> Any:
+    """RoBERTa's, of 77 tokens."""
+    tokens, merges = byte_pairs()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    return of_class("RobertaTokenizer", vocab=vocabulary([*special, *tokens]), merges=merges, model_max_length=77)
+
+
 def t5() -> Any:
     """T5's: pieces of a unigram model."""
     words = sorted({word for word in TEXT.split() if word.isalpha()})
@@ -188,6 +195,7 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
     "CLIPTokenizer": clip,
     "BertTokenizer": bert,
     "T5Tokenizer": t5,
+    "RobertaTokenizer": roberta,
     "Qwen2Tokenizer": of_images,
     "GemmaTokenizer": lambda: talking(gemma(padding_side="right"), TURNS),
     "LlamaTokenizer": lambda: talking(llama(pad="</s>"), LLAMA),
