@@ -162,10 +162,6 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
-    def networks_of(self, network: nn.Module) -> Mapping[str, nn.Module]:
-        """The same of a copy of ``network``."""
-        return by_name(network, self.names)
-
     @property
     def experts(self) -> list[str]:
         """Networks that predict velocities, too, and are not trained."""
