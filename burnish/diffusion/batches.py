@@ -49,7 +49,7 @@ class AnnotatedSteps(Batch):
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     token_old: Tensor  # [B, T] log-probs that ratios of tokens refer to
     token_learner: Tensor  # [B, T] under the policy that learns, before its first step; the sampler's if unread
-    token_reference: Tensor  # [B, T] under the reference; [B, 0] if unread
+    token_reference: Tensor  # [B, T] under the reference; the sampler's if unread
     metrics: dict[str, float] = shared(default_factory=dict)
 
 
@@ -192,7 +192,7 @@ class TokenTerms(Batch):
     mask: Tensor  # [M, T] bool
     sampled: Tensor  # [M, T] log-probs under the weights that sampled
     old: Tensor  # [M, T]
-    reference: Tensor  # [M, T]; [M, 0] if unread
+    reference: Tensor  # [M, T]; the sampler's if unread
     advantage: Tensor  # [M]
     weight: Tensor  # [M, T]
     kl_factor: list[float]  # [M] of the KL to the reference

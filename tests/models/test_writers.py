@@ -59,8 +59,8 @@ def test_one_advantage_moves_both_kinds_of_action_as_a_loop_by_hand_does(network
     assert steps == (3 if "transformer" in networks else 0)
     for row, prompt in enumerate(prompts):
         own, ids = trace.select([row]).steps(), list(trace.conditioning.written[row])
-        said = json.dumps({"prompt": prompt.text, "width": 32, "height": 32})
-        start = reads.apply_chat_template([{"role": "user", "content": said}], return_tensors="pt").input_ids
+        asked = [{"role": "user", "content": json.dumps({"prompt": prompt.text, "width": 32, "height": 32})}]
+        start = reads(reads.apply_chat_template(asked, tokenize=False), return_tensors="pt").input_ids
         every = ours.model.networks["pe"](torch.cat([start, torch.tensor([ids])], 1)).logits[0, start.shape[1] - 1 : -1]
         tokens = (every / 0.6).log_softmax(-1)[range(len(ids)), ids]  # at the pipeline's temperature
         value -= tokens.mean() * max(steps, 1) * batch.token_advantage[row]

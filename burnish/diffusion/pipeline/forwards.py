@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import operator
 import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -91,11 +92,21 @@ def kind_of(call: Call) -> str:
     return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.axes))}"
 
 
+class Contents(pickle.Pickler):
+    """Pickles what an object holds, with tensors by their identity."""
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return id(obj) if isinstance(obj, Tensor) else None
+
+
 def told(value: Any) -> Any:
     """What an argument that is no tensor is compared by: of objects, as caches of attention, all that they hold."""
     if isinstance(value, torch.Generator):
         return torch.Generator
-    return pickle.dumps(value) if hasattr(value, "__dict__") and not callable(value) else value
+    if not hasattr(value, "__dict__") or callable(value):
+        return value
+    Contents(contents := io.BytesIO()).dump(value)
+    return contents.getvalue()
 
 
 def groups(calls: Sequence[Call]) -> list[list[int]]:

@@ -161,10 +161,6 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
-    def networks_of(self, network: nn.Module) -> Mapping[str, nn.Module]:
-        """The same of a copy of ``network``."""
-        return by_name(network, self.names)
-
     @property
     def experts(self) -> list[str]:
         """Networks that predict velocities, too, and are not trained."""
@@ -271,7 +267,9 @@ class LoadedPipeline:
             with torch.device("meta"):
                 plain[name] = kind(trained.config) if writes else kind.from_config(dict(trained.config))
             plain[name].load_state_dict(own, assign=True)
-            if not writes:
+            if writes:
+                plain[name].generation_config = trained.generation_config
+            else:
                 plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}

@@ -28,6 +28,7 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
+from burnish.diffusion.pipeline.networks import by_name
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
@@ -111,6 +112,7 @@ class PipelineModel(LoadedPipeline):
         self.arguments.read_rate(pipeline.components.values())
         self.shares = True  # whether rows share a forward
         self.decodes_together = False  # whether small samples are the same, decoded together
+        self._moving = (*self.names, *self.experts)  # networks whose outputs are no constants of a prompt
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
         self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
@@ -192,7 +194,7 @@ class PipelineModel(LoadedPipeline):
 
     def token_logprobs(self, network: nn.Module, conditioning: Requests) -> Tensor:
         assert self.writer is not None, "nothing writes"
-        part, parts = self.networks_of(network)[self.writer], list[Tensor]()
+        part, parts = by_name(network, self.names)[self.writer], list[Tensor]()
         longest = max(map(len, conditioning.written))
         for rows in self._of_a_prompt(conditioning, len(conditioning)):
             some = conditioning.select(rows)
@@ -285,7 +287,7 @@ class PipelineModel(LoadedPipeline):
         computed = [self._velocity(request, guidance, state, at) for request, state, at in rows]
         places = [(request.prompts[0], at) for request, _, at in rows]
         order = [places.index(place) for place in places]  # rows of a prompt at one time are neighbours
-        networks = self._run.answering | dict(self.networks_of(network))
+        networks = self._run.answering | dict(by_name(network, self.names))
         velocity = torch.cat(
             self.forwards.answered(networks, computed, agree, self.names, shares=self.shares, order=order)
         )
@@ -329,7 +331,7 @@ class PipelineModel(LoadedPipeline):
         self, request: Requests, guidance: float, tables: Callable[[str, Tensor], Tensor] | None = None
     ) -> Program:
         """A run that is recorded; see ``program``."""
-        run = RecordedRun(self.forwards, self.device, tables, (*self.names, *self.experts))
+        run = RecordedRun(self.forwards, self.device, tables, self._moving)
         with torch.no_grad(), explained(self.class_name):
             returned = self.run(request, guidance, run)
             run.drop_unread()

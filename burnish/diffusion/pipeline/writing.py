@@ -21,6 +21,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.weights import quietly
 
 EXACT, ROUNDED = 1e-3, 5e-2  # nats that a token may differ by in the mean: in float32, and in less
+BLOCK = 256  # tokens whose random numbers are drawn at once
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
 
@@ -82,15 +83,18 @@ class Question:
 class Chooser(LogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of each row: all others become impossible."""
 
-    def __init__(self, question: Question, filters: Any, numbers: Tensor) -> None:
-        """Args: ``numbers`` [B, T] in [0, 1), one for each token."""
-        self._question, self._filters, self._numbers = question, filters, numbers
+    def __init__(self, question: Question, filters: Any, keys: Sequence[tuple[random.Part, ...]]) -> None:
+        """Args: ``filters`` of what is not likely enough; ``keys`` of the rows."""
+        self._question, self._filters, self._keys = question, filters, keys
         self.logprobs: list[Tensor] = []  # [B] each, of the tokens that were chosen
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        block, place = divmod(len(self.logprobs), BLOCK)
+        if place == 0:  # some pipelines set no bound to what is written
+            self._numbers = random.uniform(BLOCK, [(*key, block) for key in self._keys]).to(scores.device)
         likely = self._filters(input_ids, self._question.allowed(scores)).softmax(-1)
         cumulative = likely.cumsum(-1, dtype=torch.float64)
-        number = self._numbers[:, len(self.logprobs), None] * cumulative[:, -1:]
+        number = self._numbers[:, place, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, number, right=True).clamp_max(scores.shape[-1] - 1)  # of NaN
         self.logprobs.append(self._question.logprobs(scores).gather(-1, token)[:, 0])
         return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
@@ -115,8 +119,7 @@ def write(
     chosen = {name: getattr(settings, name) for name in FILTERS} if settings.do_sample else {}
     sampling = GenerationConfig(do_sample=settings.do_sample, **chosen)
     with quietly("transformers"), torch.no_grad(), torch.autocast(part.device.type, compute, compute != torch.float32):
-        numbers = random.uniform(settings.max_new_tokens, keys).to(part.device)
-        chooser = Chooser(question, part._get_logits_processor(sampling), numbers)
+        chooser = Chooser(question, part._get_logits_processor(sampling), keys)
         plain = GenerationConfig(max_new_tokens=settings.max_new_tokens, **ends)
         rows = part.generate(**inputs, generation_config=plain, logits_processor=[chooser])
     ids, logprob = rows[:, inputs["input_ids"].shape[1] :].tolist(), torch.stack(chooser.logprobs, 1).cpu()
