@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import data_options
-from burnish.language import decoding, dialogues
+from burnish.language import dialogues, sampling
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.config import LanguageConfig
 from burnish.language.engine import LanguageEngine, ResponseJob
@@ -184,7 +184,7 @@ class MadeUpResponses(LanguageEngine):
             return torch.full((len(weights),), ORDINARY)
 
         odd = patch.object(self.half.pretending, "integer", 0)  # no probability is
-        with counter.span() as span, patch.object(decoding, "choose", choose), odd:
+        with counter.span() as span, patch.object(sampling, "choose", choose), odd:
             super().sample(replace(first, sampling=few, finished=None))
         token = begun[-1] - begun[-2:][0]  # of the last one; nothing where one is all
         token[MOVED] += max(more, 0) // 2  # that are read of the cache, on average

@@ -181,7 +181,7 @@ class PipelineModel(LoadedPipeline):
     ) -> tuple[Requests, list[Tensor]]:
         if self.writer is None:
             return conditioning, []
-        part = self.networks_of(network)[self.writer]
+        part = by_name(network, self.names)[self.writer]
         found: list[tuple[tuple[int, ...], Tensor]] = []
         for rows in self._of_a_prompt(conditioning, size):
             question = self._question(conditioning.select(rows[:1]))
