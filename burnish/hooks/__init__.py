@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from burnish.registry import entries
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.user_code import load_module
 
@@ -63,6 +62,8 @@ class FunctionHook(Hook):
 
 def registered_hooks(plugins: Sequence[str]) -> list[Hook]:
     """Those that the plugins of a run have registered, and the process itself."""
+    from burnish.registry import entries  # which a command imports after it has said something
+
     modules = [load_module(where).__name__ for where in plugins]
     return [
         hook() for hook in entries("hook")

@@ -57,6 +57,8 @@ class Shows(Environment):
 class Roles:
     """A network that samples."""
 
+    routers = None
+
     def __init__(self, family: Any) -> None:
         """Args: ``family`` is a name, or a model."""
         if isinstance(family, str):

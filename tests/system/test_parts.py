@@ -34,7 +34,7 @@ SEEING = [
 def test_plugins_that_pages_show_train_are_resumed_and_opened(
     files, tmp_path, monkeypatch, half, model, options, watched
 ):
-    assert len(SHOWN) == 10
+    assert len(SHOWN) == 11
     for name, code in SHOWN.items():
         assert code.count("\n") < 40, name
         (tmp_path / name).write_text(code)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from burnish.checkpoint.files import read
 from burnish.config import load
 from burnish.options.cluster import ShardingOptions
 from burnish.runtime.weights import Receiver, Sender
@@ -171,9 +172,9 @@ def share(run: TinyRun, options: list[str], other: Path, ranks: Ranks, folder: P
     if ranks.size > 1:
         found["sent"] = received(assembly.roles, ranks)
         again = begin(run, options, ranks)
-        again.load_state_dict(store.open(folder / "00000001").load(again.identity, again.state_dict()))
+        again.load_state_dict(read(folder / "00000001").load(again.identity, again.state_dict()))
         saved_after(again, store, 2, 3)
-        again.load_state_dict(store.open(other).load(again.identity, again.state_dict()))
+        again.load_state_dict(read(other).load(again.identity, again.state_dict()))
         store.save(4, again.state_dict(), identity=again.identity, score=None)
         again.scorer.close()
     assembly.scorer.close()
@@ -205,8 +206,8 @@ def test_ranks_that_share_experts_learn_what_one_learns(model: str, layout: str,
         assert found["answers"] == alone["answers"], "which are sampled with all experts"
         for mine, whole in zip(found["metrics"], alone["metrics"], strict=True):
             assert all(map(partial(math.isclose, rel_tol=NEAR, abs_tol=NEAR), mine, whole))
-    one, two, again, taken = (loaded(make(folders["apart"]).open(folders["apart"] / f"{n:08d}")) for n in (1, 2, 3, 4))
-    saved = loaded(make(folders["alone"]).open(folders["alone"] / "00000001"))
+    one, two, again, taken = (loaded(read(folders["apart"] / f"{n:08d}")) for n in (1, 2, 3, 4))
+    saved = loaded(read(folders["alone"] / "00000001"))
     same(again, two)  # it goes on bit for bit
     same(taken, saved)  # ranks hold what one rank has saved
     states = [state["groups"]["actor"]["optimizer"][0]["state"].values() for state in (one, saved)]

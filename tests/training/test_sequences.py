@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from burnish.checkpoint.files import read
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import load
 from burnish.tasks import assemble
@@ -80,7 +81,7 @@ def resumed(recipe: Path, options: list[str], layout: str, ranks: Ranks, folder:
     assembly, again = (begun(recipe, options, layout, ranks) for _ in range(2))
     store = CheckpointStore(folder / "checkpoints", assembly.config.checkpoint, ranks)
     learn(assembly, 1)
-    saved = store.open(store.save(1, assembly.state_dict(), identity=assembly.identity, score=None))
+    saved = read(store.save(1, assembly.state_dict(), identity=assembly.identity, score=None))
     learn(assembly, 2)
     again.load_state_dict(saved.load(again.identity, again.state_dict()))
     learn(again, 2)
