@@ -150,10 +150,19 @@ class Column(Pointers):
 
     @classmethod
     def cat(cls, batches: Sequence[Any]) -> Any:
-        """As of ``Pointers``; tensors may be among them, and one alone stays what it is."""
+        """As of ``Pointers``, and tensors may be among them: what has fewer axes is read. One alone stays as it is."""
         if len(batches) == 1:
             return batches[0]
-        return super().cat([one if isinstance(one, Column) else Column.of(Here(one)) for one in batches])
+        axes = max(one.part.ndim for one in batches if isinstance(one, Column))
+        return super().cat([one if isinstance(one, Column) and one.part.ndim == axes else _of_axes(one, axes)
+                            for one in batches])  # fmt: skip
+
+
+def _of_axes(value: Tensor, axes: int) -> Column:
+    """A column of a tensor [*, ...] of which each entry of the first axes is a row of its own."""
+    value = read(value)
+    count = value.shape[:axes]
+    return Column.of(Here(value.flatten(0, axes - 1)), torch.arange(count.numel()).view(count))
 
 
 class LazyTensors(Mapping[str, Tensor]):
