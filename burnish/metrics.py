@@ -28,6 +28,19 @@ MOST_SPANS = 2000  # that are remembered until they are read
 
 Span = tuple[str, float, float]  # name, when it began in Unix seconds, and how many it took
 
+_moves = 0
+
+
+def moved() -> None:
+    """Note that this process goes on: with a micro-batch, a step of sampling, a second of a wait with a deadline."""
+    global _moves
+    _moves += 1
+
+
+def moves() -> int:
+    """How often that was noted, by which ranks that hang are found."""
+    return _moves
+
 
 class Stopwatch:
     """Accumulates seconds by name until they are read."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.data.stream import Stream
-from burnish.metrics import Stopwatch
+from burnish.metrics import Stopwatch, moved
 from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rewards.scoring import Collector, Scorer
@@ -30,7 +30,6 @@ from burnish.types.rollout import (
 from burnish.types.samples import Ran
 from burnish.utils import random
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.heartbeat import moved
 
 R = TypeVar("R", bound=Rollouts)
 

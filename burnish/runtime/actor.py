@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from burnish.runtime.calls import device_failure
-from burnish.utils.heartbeat import Place, place
+from burnish.runtime.heartbeat import Place, place
 
 log = logging.getLogger(__name__)
 

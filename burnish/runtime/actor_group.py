@@ -14,11 +14,12 @@ import ray
 from burnish.runtime.actor import BEAT, BESIDE, LIFE, RankInfo, WorkerProcess, environment
 from burnish.runtime.calls import POLL, Call, RestartLimit, WorkerDied, WorkerTimeout
 from burnish.runtime.cluster import Pool
-from burnish.utils.heartbeat import Heartbeat
+from burnish.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
 DAY = 86_400.0  # seconds after which a restart no longer counts
+COMPUTING = ("compute_logprobs", "update")  # step by step; what reads or writes files may stand still for long
 # of calls that do not wait for each other
 LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1, BEAT: 1}}
 
@@ -124,7 +125,7 @@ class ActorGroup:
         shared = [_stored(argument, len(self)) for argument in arguments]
         responses = {rank: self._ask(rank, method, shared, beside, 1) for rank in range(len(self))}
         call = self._call(method, responses, seconds, option)
-        if self.collective and not beside:
+        if self.collective and method in COMPUTING:
             call.heartbeat, call.handles = Heartbeat(tuple(responses), call.start), self.handles
         return call
 

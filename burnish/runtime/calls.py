@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
-from burnish.utils import heartbeat
+from burnish.runtime import heartbeat
+from burnish.runtime.heartbeat import Heartbeat
 from burnish.utils.errors import UserError
-from burnish.utils.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from burnish.runtime.actor_group import ActorGroup

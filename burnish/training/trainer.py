@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from burnish.metrics import Stopwatch
+from burnish.metrics import Stopwatch, moved
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
 from burnish.rl.kl import gate
@@ -24,7 +24,6 @@ from burnish.types.batch import Batch, numbers, settle
 from burnish.types.rollout import Collected, OfflineResponses, OfflineSamples
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.heartbeat import moved
 
 T = TypeVar("T")
 COUNTERS = ("version", "optimizer_steps", "skipped_in_a_row")  # of a trainer, which a checkpoint holds

@@ -178,7 +178,7 @@ def test_a_rank_that_hangs_is_named_and_the_trainer_goes_on_from_its_checkpoint(
     options, reference, fate, caplog, monkeypatch, tmp_path
 ):
     undisturbed = reference("colocated")
-    monkeypatch.setattr("burnish.utils.heartbeat.LONGEST", 8.0)
+    monkeypatch.setattr("burnish.runtime.heartbeat.LONGEST", 8.0)
     fate.plan("train", "update", 3, rank=1, blow=lambda group, rank: os.kill(group.pids[rank], signal.SIGSTOP))
     assert run(tmp_path / "run", *options("colocated")) == 0
     assert fate.met()

@@ -8,24 +8,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from burnish.metrics import moves
+
 OWN = f"{Path(__file__).parents[1]}/"
 LONGEST = 600.0  # seconds in which one of them must move
 EVERY = 20  # how often they are asked in that time
-
-_moves = 0
-
-
-def moved() -> None:
-    """Note that this process goes on: with a micro-batch, a step of sampling, a second of a wait with a deadline."""
-    global _moves
-    _moves += 1
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a process is; equal to its last one if it has not moved."""
 
-    moves: int
+    moves: int  # see ``moved``
     stack: int  # a hash of the lines of all frames
     where: str  # for a person
 
@@ -34,10 +28,10 @@ def place(thread: int | None) -> Place:
     """Where a thread of this process is; None: it has nothing to do."""
     frame = None if thread is None else sys._current_frames().get(thread)
     if frame is None:
-        return Place(_moves, 0, "waiting for the next call")
+        return Place(moves(), 0, "waiting for the next call")
     lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_stack(frame)]
     file, number = next((line for line in lines if line[0].startswith(OWN)), lines[0])
-    return Place(_moves, hash(tuple(lines)), f"in {file.removeprefix(OWN)}:{number}")
+    return Place(moves(), hash(tuple(lines)), f"in {file.removeprefix(OWN)}:{number}")
 
 
 @dataclass
