@@ -125,7 +125,8 @@ class Denoising(Path):
     """Trajectories of a flow model."""
 
     conditioning: Requests
-    node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
+    # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
+    node: Tensor = on_host()
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps, decreasing from 1 to 0
     streams: Streams = shared(default=())  # S that have advantages of their own

@@ -102,8 +102,10 @@ class EncoderCache:
         if self.written:
             asked: Tensor = arguments["input_ids"]
             return torch.cat([asked, asked.new_tensor([self.written])], 1)
-        torch.manual_seed(self.seed)  # on a GPU, too, which it would draw on
-        return part.generate(**arguments)  # type: ignore[no-any-return]
+        from burnish.diffusion.pipeline.writing import generated  # which imports this module
+
+        torch.manual_seed(self.seed)
+        return generated(part, arguments)
 
     def _generator(self, given: torch.Generator) -> torch.Generator:
         self._drawn += 1  # not the place on the tape, which depends on guidance

@@ -100,6 +100,29 @@ class Chooser(LogitsProcessor):  # type: ignore[misc]
         return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
 
 
+class DrawsOnCpu(LogitsProcessor):  # type: ignore[misc]
+    """Draws the next token of each row from the CPU's generator, which gives the same on every device."""
+
+    def __init__(self, filters: Any) -> None:
+        """Args: ``filters`` are those of sampling."""
+        self._filters = filters
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        likely = self._filters(input_ids, scores).softmax(-1)
+        token = torch.multinomial(likely.cpu(), 1).to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(-1, token, 0.0)
+
+
+def generated(part: Any, arguments: dict[str, Any]) -> Tensor:
+    """What the ``generate`` of a part that is not trained returns, drawn by the CPU's generator."""
+    settings, _ = part._prepare_generation_config(None, **arguments)
+    if part.device.type != "cpu" and settings.do_sample:
+        chosen = {name: getattr(settings, name) for name in FILTERS}
+        filters = part._get_logits_processor(GenerationConfig(do_sample=True, **chosen))
+        arguments = {**arguments, "do_sample": False, "logits_processor": [DrawsOnCpu(filters)]}
+    return part.generate(**arguments)  # type: ignore[no-any-return]
+
+
 def write(
     part: Any, question: Question, keys: Sequence[tuple[random.Part, ...]], compute: torch.dtype
 ) -> list[tuple[tuple[int, ...], Tensor]]:
