@@ -95,9 +95,11 @@ class FlowEngine:
         with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
             role = replace(network, guidance=guidance, around=partial(step.forward, job.check_cancelled))
             conditioning = self.condition(job.prompts, job)
-            keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
-            names: list[tuple[random.Part, ...]] = [(*key, sample, "tokens") for key, sample in keys]
-            conditioning, logprobs = role.write(conditioning, names, self.options.batch_size)
+            logprobs = list[Tensor]()
+            if self.model.writer is not None:
+                keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
+                names: list[tuple[random.Part, ...]] = [(*key, sample, "tokens") for key, sample in keys]
+                conditioning, logprobs = role.write(conditioning, names, self.options.batch_size)
             with step.forward():
                 self.model.verify(conditioning, guidance=guidance)
                 schedule = self.model.schedule(conditioning)

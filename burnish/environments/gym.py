@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Shown = list[Any]  # texts and images
+BEGINNING = re.compile(r"[\[{]")  # of a JSON list or object
 
 
 class GymEpisode:
@@ -82,7 +83,7 @@ def _as_action(value: Any, space: Any) -> Any:
 def _values(text: str) -> Iterator[Any]:
     """The outermost JSON lists and objects of a text."""
     decoder, position = json.JSONDecoder(), 0
-    while begin := re.compile(r"[\[{]").search(text, position):
+    while begin := BEGINNING.search(text, position):
         try:
             value, position = decoder.raw_decode(text, begin.start())
             yield value

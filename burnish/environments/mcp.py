@@ -67,9 +67,11 @@ def connect(servers: Mapping[str, str], stack: ExitStack) -> dict[str, McpTool]:
     portal = stack.enter_context(start_blocking_portal())
     found: dict[str, McpTool] = {}
     for name, where in servers.items():
-        command = shlex.split(where)
-        server = where if "://" in where else StdioServerParameters(command=command[0], args=command[1:])
+        server: Any = where
         try:
+            if "://" not in where:
+                program, *arguments = shlex.split(where)
+                server = StdioServerParameters(command=program, args=arguments)
             client = Client(server, read_timeout_seconds=LONGEST_ANSWER)
             stack.enter_context(portal.wrap_async_context_manager(client))
             tools = portal.call(_listed, client)

@@ -48,7 +48,7 @@ class Tools(Environment):
     seed a number of this call. Of a class, an instance is made in that process and called."""
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Keyword arguments of classes among the functions, by the functions' names."""
-    servers: dict[str, str] = field(default_factory=dict)
+    servers: dict[str, Annotated[str, Field(pattern=r"\S")]] = field(default_factory=dict)
     """MCP servers whose tools may be called too, by names of yours: the command that starts one, or its http address.
     Every process of the functions has connections of its own."""
     calls: Annotated[Any, Choice("call format")] = Field(default="hermes", validate_default=True)

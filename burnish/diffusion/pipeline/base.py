@@ -83,7 +83,7 @@ class FlowModel(Protocol):
     def write(
         self, network: nn.Module, conditioning: Requests, keys: Sequence[tuple[Part, ...]], size: int
     ) -> tuple[Requests, list[Tensor]]:
-        """Tokens for each row, in its conditioning, and their log-probs [T]; none where no writer is trained.
+        """Tokens for each row, in its conditioning, and their log-probs [T], of a model with a ``writer``.
 
         Args:
             network: this model's, or a copy of it.

@@ -179,8 +179,7 @@ class PipelineModel(LoadedPipeline):
     def write(
         self, network: nn.Module, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
     ) -> tuple[Requests, list[Tensor]]:
-        if self.writer is None:
-            return conditioning, []
+        assert self.writer is not None, "nothing writes"
         part = by_name(network, self.names)[self.writer]
         found: list[tuple[tuple[int, ...], Tensor]] = []
         for rows in self._of_a_prompt(conditioning, size):
