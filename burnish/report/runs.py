@@ -14,7 +14,7 @@ from typing import Any
 
 from burnish.config.run_folder import STEP, RunFolder, read_row
 from burnish.config.yaml_text import parse
-from burnish.report.samples import cut, newest, read_prompts, read_samples, relative, series
+from burnish.report.samples import cut, each_sample, newest, read_prompts, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
@@ -129,7 +129,7 @@ def _notes(file: Path) -> str:
 def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     """The first sample of the newest validation: its file, or the response with the image of its prompt."""
     newest = max(folder.validations(), default=0)
-    sample = next(iter(read_samples(folder.validation(newest)).values()), None)
+    sample = next(each_sample(folder.validation(newest)), None)
     if sample is None:
         return None
     files = [sample.image] if sample.response is None else sample.shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from os.path import islink
 from pathlib import Path
@@ -107,14 +107,16 @@ _SAMPLE, _SCORE, _PROMPT = TypeAdapter(Sample), TypeAdapter(Score), TypeAdapter(
 @cached(lambda validation: stamp(validation / SAMPLES))
 def read_samples(validation: Path) -> Samples:
     """Samples in the folder of a validation, without those whose files are not of this run."""
+    return {(sample.index, sample.sample): sample for sample in each_sample(validation)}
+
+
+def each_sample(validation: Path) -> Iterator[Sample]:
+    """The same, one after the other: of many runs only the first is shown."""
     media, run = validation / "pictures", validation.parents[1]
-    records = [] if leads_out(media, run) else read_records(validation / SAMPLES, _SAMPLE, run)
-    for sample in records:
+    for sample in () if leads_out(media, run) else read_records(validation / SAMPLES, _SAMPLE, run):
         sample.media = media
-    return {
-        (sample.index, sample.sample): sample for sample in records
-        if not any(map(islink, (sample.image, *sample.shown)))
-    }  # fmt: skip
+        if not any(map(islink, (sample.image, *sample.shown))):
+            yield sample
 
 
 @cached(lambda validation: stamp(validation / SCORES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -16,19 +16,17 @@ RECORD = ConfigDict(strict=True, allow_inf_nan=False)  # of dataclasses that lin
 MOST = 400  # places of which content is kept
 
 
-def read_records(file: Path, kind: TypeAdapter[T], folder: Path) -> list[T]:
-    """The records of a file of a run; lines that no run wrote are left out.
+def read_records(file: Path, kind: TypeAdapter[T], folder: Path) -> Iterator[T]:
+    """The records of a file of a run, one after the other; lines that no run wrote are left out.
 
     Args:
         file: of lines; none and one that links lead to from elsewhere have no records.
         kind: of a record.
         folder: of the run.
     """
-    records = []
     for line in file.read_bytes().split(b"\n") if file.is_file() and not leads_out(file, folder) else ():
         with suppress(ValidationError):
-            records.append(kind.validate_json(line))
-    return records
+            yield kind.validate_json(line)
 
 
 def leads_out(file: Path, folder: Path) -> bool:
