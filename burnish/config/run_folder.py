@@ -40,6 +40,7 @@ from burnish.utils.user_code import code_of
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
+TIME = "perf/total_time"  # seconds of all updates and of the validations between them
 
 
 PLACES = {  # of files and folders of a run

@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from burnish.config import RunConfig
-from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.run_folder import STEP, TIME, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import validation_reward
 from burnish.metrics import Stopwatch
@@ -77,6 +77,7 @@ class MetricsLog(Hook):
     def __init__(self, folder: RunFolder, *, resumed_at: int | None) -> None:
         self.folder, self.resumed_at = folder, resumed_at
         self.lines = Lines(folder.metrics, STEP)
+        self.seconds = 0.0  # of the run so far, without what was lost with a process
         self._scalars: Any = None  # TensorBoard's
 
     def start(self, done: int) -> None:
@@ -84,10 +85,14 @@ class MetricsLog(Hook):
         from torch.utils.tensorboard import SummaryWriter
 
         self.lines.begin(-1 if self.resumed_at is None else self.resumed_at)
+        for row in self.folder.read_metrics()[-1:]:
+            self.seconds = row.get(TIME) or 0.0
         purge = None if self.resumed_at is None else self.resumed_at + 1  # the first step to discard of earlier files
         self._scalars = SummaryWriter(str(self.folder.tensorboard), purge_step=purge)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        self.seconds += metrics.get("timing_s/step", 0.0) + metrics.get("timing_s/testing", 0.0)
+        metrics[TIME] = self.seconds
         # JSON has no NaN
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self.lines.write({STEP: update} | values, sync=True)

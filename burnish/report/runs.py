@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from burnish.config.run_folder import STEP, RunFolder, read_row
+from burnish.config.run_folder import STEP, TIME, RunFolder, read_row
 from burnish.config.yaml_text import parse
 from burnish.report.samples import cut, each_sample, newest, read_prompts, relative, series
 from burnish.report.statistics import REWARD
@@ -30,7 +30,6 @@ WITHIN = {
     "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
     "alarms", "trackers",
 }  # fmt: skip
-TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9]{1,9}(?:\.[0-9]+)?(?:e-[0-9]+)?)[,}]')  # below 30 years
 REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
 LAST = 1 << 16  # bytes in which the last lines are
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
@@ -143,16 +142,16 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
 def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
     content = file.read_bytes() if file.is_file() else b""
-    seconds = sum(map(float, TIME.findall(content)))
     validated = [
         content[(start := content.rfind(b"\n", 0, one.start()) + 1) : content.find(b",", start) + 1] + one[0]
         for one in REWARDS.finditer(content)
     ]  # of a line its number, which is first, and what follows
     rewards: dict[int, float | None] = {}
-    updates = 0
+    updates, seconds = 0, 0.0
     for line in [*validated, *content[-LAST:].split(b"\n")[-3:]]:  # the last may be half written
         if (row := read_row(line)) is not None:
             updates = max(updates, row[STEP])
+            seconds = row.get(TIME) or seconds
             if (reward := REWARD.of(row)) is not None:
                 rewards[row[STEP]] = reward
     return {"rewards": list(rewards.items()), "updates": updates, "seconds": seconds}

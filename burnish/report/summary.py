@@ -14,7 +14,7 @@ from typing import Any
 
 from burnish.alarms.actions import Action, read_actions
 from burnish.alarms.record import Raised, read_alarms
-from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.config.run_folder import STEP, TIME, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
 from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
@@ -158,7 +158,7 @@ class Summary:
     def used(self) -> list[tuple[int, float, float]]:
         """By update the samples and the seconds so far, those of validations among them."""
         samples = accumulate(row.get(self.words.total) or 0 for row in self.rows)
-        seconds = accumulate((row.get("timing_s/step") or 0) + (row.get("timing_s/testing") or 0) for row in self.rows)
+        seconds = [row.get(TIME) or 0.0 for row in self.rows]
         return list(zip((row[STEP] for row in self.rows), samples, seconds, strict=True))
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import unescape
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from burnish.config import dump, load
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import TIME, RunFolder
 from burnish.diffusion.rollouts import write_sample
 from burnish.metrics import timing_metrics
 from burnish.types.samples import Sample
@@ -54,6 +55,8 @@ def run_folder(path: Path, story: Story = Story()) -> RunFolder:
     folder.config.write_text(dump(config))
     draw = np.random.RandomState(0)
     lines = [_line(story, update, draw) for update in range(story.updates + 1)]
+    took = accumulate(line.get("timing_s/step", 0) + line.get("timing_s/testing", 0) for line in lines)
+    lines = [line | {TIME: seconds} for line, seconds in zip(lines, took, strict=True)]
     write_lines(folder.metrics, lines)
     judged = [line["training/global_step"] for line in lines if "val-aux/variety" in line]
     if story.images:
