@@ -328,7 +328,8 @@ class LanguageAssembly(Assembly):
         super().check()
         model = self.roles.model
         known = model.capabilities
-        if self.config.rollout.router_replay and not (known.fast and known.packed and routers_of(model.network)):
+        recorded = known.packed and (known.fast or self.config.rollout.vllm is not None)
+        if self.config.rollout.router_replay and not (recorded and routers_of(model.network)):
             raise UserError(
                 f"rollout.router_replay is true, but responses of {type(model.network).__name__} are decoded by its "
                 "own forward pass, in which nobody records what routers choose; remove it"

@@ -215,7 +215,6 @@ class LanguageConfig(RunConfig):
             *(
                 (rollout.router_replay and there, f"rollout.router_replay is true, but {what}; remove one of them")
                 for there, what in (
-                    (vllm is not None, "rollout.engine is vllm, which does not say what its routers choose"),
                     (self.environment is not None, "environment.name is given, of whose dialogues nothing is recorded"),
                     (partial is not None, f"async_rollout.partial is {partial}, and what is put aside is not recorded"),
                     (self.trainer.layout == "padded", "trainer.layout is padded, and packed rows alone are replayed"),

@@ -261,7 +261,7 @@ class Balance:
         self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         for network in {id(network): network for network in networks.values()}.values():
-            routers = routers_of(network)
+            routers = list(routers_of(network).values())
             assert routers, "a dense model should have been refused"
             self.top_k = int(routers[0].top_k)
             for router in routers:

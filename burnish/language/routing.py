@@ -22,9 +22,12 @@ T = TypeVar("T")
 TOLD = ("top_k", "num_experts", "weight")  # attributes of a router
 
 
-def routers_of(network: nn.Module) -> list[Any]:
-    """The routers of a mixture of experts, in the order of its layers."""
-    return [module for module in network.modules() if all(hasattr(module, name) for name in TOLD)]
+def routers_of(network: nn.Module) -> dict[int, Any]:
+    """The routers of a mixture of experts by layer, in order."""
+    return {
+        next(int(part) for part in place.split(".") if part.isdigit()): module
+        for place, module in network.named_modules() if all(hasattr(module, name) for name in TOLD)
+    }  # fmt: skip
 
 
 class Routers:
@@ -35,7 +38,9 @@ class Routers:
         self._seen: list[Tensor] | None = None  # while something is recorded
         self._given: Tensor | None = None  # while something is replayed
         self._learned: Tensor | None = None  # in the last forward pass that may be computed again
-        for layer, router in enumerate(routers_of(network)):
+        routers = routers_of(network)
+        self.layers = list(routers)  # that have a router
+        for layer, router in enumerate(routers.values()):
             router.forward = partial(self._route, layer, router.num_experts, router.forward)
 
     def recorded(self, run: Callable[[], T]) -> tuple[T, list[Tensor]]:

@@ -112,6 +112,12 @@ def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files
     assert (start["dtype"], start.get("max_lora_rank")) == ("float32", 8 if adapters else None)
 
 
+@pytest.mark.parametrize(("fault", "apart"), [("", False), ("other experts", True)])
+def test_the_experts_that_vllm_tells_are_those_that_learn(fault, apart, vllm):
+    made, *_ = vllm("qwen3_moe", [*SHORT, "rollout.router_replay=true", "model.lora=null"], fault=fault)
+    assert (made.metrics[1]["rollout_corr/logprob_abs_diff_max"] > 1e-3) == apart
+
+
 def test_vllm_sees_nothing_of_the_trainer_s_environment(vllm, monkeypatch):
     for name, value in (("PYTORCH_ALLOC_CONF", "expandable_segments:True"), ("VLLM_CACHE_ROOT", "/tmp/cache")):
         monkeypatch.setenv(name, value)

@@ -206,6 +206,8 @@ class VllmEngine(ResponseEngine):
         }
         if options.max_model_len is not None:
             found["max_model_len"] = options.max_model_len
+        if self.roles.routers is not None:
+            found["enable_return_routed_experts"] = True
         if self._adapter is not None:
             rank = next(size for size in RANKS if size >= self._adapter.rank)
             found |= {"load_format": "auto", "enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
@@ -297,9 +299,12 @@ class VllmEngine(ResponseEngine):
             nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in responses], batch_first=True)
             for name in ("ids", "logprob")
         )
+        routers = self.roles.routers
+        routed = routers and [torch.from_numpy(row["experts"].astype(np.int16))[:, routers.layers] for row in responses]
         return Completion.of_text(
             prompts, ids, torch.tensor([len(row["ids"]) for row in responses]), axes=self.model.axes, logprob=logprob,
             finished=torch.tensor([row["finished"] for row in responses]),
+            routed_experts=routed or None,
         )  # fmt: skip
 
     def _rows(

@@ -134,16 +134,12 @@ class Model(nn.Module):
             yield "extra.weight", nn.Parameter(torch.zeros(1))
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
-        from transformers.core_model_loading import revert_weight_conversion
-
-        own = dict(self.network.named_parameters(remove_duplicate=False)) | dict(self.network.named_buffers())
-        inside = {value.data_ptr(): name for name, value in reversed(own.items())}
-        named = revert_weight_conversion(self.network, own)  # as files name them
-        names = set()
-        for name, value in weights:
-            named[name].data.copy_(value)
-            names.add(inside[named[name].data_ptr()])
-        return names
+        given = {name: value.clone() for name, value in weights}
+        network, about = type(self.network).from_pretrained(
+            None, config=self.config, state_dict=given, dtype=torch.float32, output_loading_info=True
+        )  # fmt: skip
+        self.network = network.eval()
+        return {name for name, _ in network.named_parameters(remove_duplicate=False)} - set(about["missing_keys"])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.network.get_output_embeddings()(hidden)
@@ -193,6 +189,7 @@ class LLMEngine:
         )
         self.waiting: list[tuple[str, dict[str, Any], SamplingParams, Any]] = []
         self.adapter: int | None = None
+        self.records = given.get("enable_return_routed_experts", False)
         self.asleep: set[str] = set()
         self.base = {name: value.clone() for name, value in self.model.network.state_dict().items()}
 
@@ -261,8 +258,15 @@ class LLMEngine:
                 reason = "stop"
                 break
         output = SimpleNamespace(token_ids=ids[len(prompt["ids"]) :], logprobs=told, finish_reason=reason)
+        output.routed_experts = self._experts(ids[:-1]) if self.records else None
         read = prompt["ids"][1:] if FAULT == "other tokens" else prompt["ids"]
         return SimpleNamespace(request_id=name, finished=True, prompt_token_ids=read, outputs=[output])
+
+    def _experts(self, ids: list[int]) -> Any:
+        """[L, layers, k]."""
+        logits = self.model.network(torch.tensor([ids]), output_router_logits=True).router_logits
+        chosen = torch.stack(logits, 1).topk(self.model.config.num_experts_per_tok).indices.to(torch.uint8)
+        return (chosen + (FAULT == "other experts")).numpy() % self.model.config.num_experts
 
     def add_lora(self, request: LoRARequest) -> bool:
         folder = Path(request.lora_path)

@@ -192,6 +192,7 @@ class Server:
             self.channel.send({
                 "row": row, "finished": answer.finish_reason == "stop",
                 "ids": ids, "logprob": np.asarray(scores, dtype=np.float32),
+                "experts": getattr(answer, "routed_experts", None),  # [tokens read, layers, k]
             })  # fmt: skip
 
     def score(self, message: dict[str, Any]) -> None:
