@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from burnish.language.vllm.apart.burnish_vllm.channel import device_for
 from burnish.language.vllm.apart.burnish_vllm.shared import Entry
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import WorkerDied, WorkerTimeout, all_done
-from burnish.runtime.channel import device_for
 from burnish.runtime.weights import Mismatch, Transfer
 
 ABORT = 30.0  # seconds that the sender may take to give up

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from burnish.language.vllm.apart.burnish_vllm.channel import Channel
 from burnish.language.vllm.apart.burnish_vllm.shared import (
     Entry,
     buckets,
@@ -22,7 +23,6 @@ from burnish.language.vllm.apart.burnish_vllm.shared import (
     tensors,
 )
 from burnish.metrics import Stopwatch
-from burnish.runtime.channel import Channel
 from burnish.training.ranks import open_store, reach_store
 from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded

@@ -74,7 +74,7 @@ def one_gpu(monkeypatch):
         (torch.accelerator, "current_device_index", lambda: 0), (process, "BUCKET", 10_000),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, value)
-    monkeypatch.setenv("FAKE_VLLM_GPU", "1")
+    monkeypatch.setenv("FAKE_VLLM_GPU", "gpu")
 
 
 SAME = {
@@ -83,16 +83,19 @@ SAME = {
     ),
     "tiles, after a death": ("smolvlm", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
     "one GPU, after a death": ("llama", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
+    "other GPUs, after a death": ("llama", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
     "an adapter, greedy": ("llama", ["algorithm=remax", *TWICE[1:]], {"adapter": "request"}),
     "conversations": ("qwen2_5_vl", GAME, {}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*list(SAME)[1:4], *seldom("pictures", "conversations")])
+@pytest.mark.parametrize("case", [*list(SAME)[1:5], *seldom("pictures", "conversations")])
 def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files, request, monkeypatch):
     model, options, more = SAME[case]
-    if case == "one GPU, after a death":
+    if "GPU" in case:
         request.getfixturevalue("one_gpu")
+        if "other" in case:
+            monkeypatch.setenv("FAKE_VLLM_GPU", "another")
         monkeypatch.delattr(SharedWeights, "write")  # nothing passes through the CPU
     own = TinyRun(files, "language", model, *options, name="own")
     own.train()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from burnish.language.vllm.apart.burnish_vllm.channel import Channel, device_for
 from burnish.language.vllm.process import VllmDiedError
 from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.calls import device_failure
-from burnish.runtime.channel import Channel, device_for
 from burnish.runtime.cluster import Node, lacking, needs
 from burnish.training.ranks import RanksLost, open_store
 from burnish.utils.errors import UserError

@@ -5,8 +5,8 @@ import signal
 
 import torch
 
+from burnish.language.vllm.apart.burnish_vllm.channel import Channel
 from burnish.runtime.actor import RankInfo
-from burnish.runtime.channel import Channel
 from burnish.runtime.weights import Receiver, Sender
 
 

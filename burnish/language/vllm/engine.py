@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,8 +21,10 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
 from burnish.language.sampling import Ended, Sampling, Turn
-from burnish.language.vllm.apart.burnish_vllm.shared import place_of
+from burnish.language.vllm.apart.burnish_vllm.channel import Channel, device_for
+from burnish.language.vllm.apart.burnish_vllm.shared import buckets, entries_of, place_of, placed
 from burnish.language.vllm.process import (
+    BUCKET,
     SharedWeights,
     VllmDiedError,
     VllmFailedError,
@@ -29,11 +32,13 @@ from burnish.language.vllm.process import (
     adapter_of,
     handle_of,
     settings_of,
+    through_channel,
     through_gpu,
     weights_of,
 )
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
+from burnish.training.ranks import open_store
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -44,6 +49,7 @@ from burnish.utils.errors import Cancelled, UserError
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 T = TypeVar("T")
+Carrier = Callable[[str, dict[str, Tensor]], tuple[dict[str, Any], list[int]]]
 
 
 class VllmEngine(ResponseEngine):
@@ -83,7 +89,8 @@ class VllmEngine(ResponseEngine):
         self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
         self._first = {"arguments": self._arguments(path), "banned": self.model.banned.tolist()}
         self._weights = SharedWeights()  # where they go through the CPU's memory
-        self._checksums: list[int] = []  # of a version's buckets, where they go through the GPU's
+        self._checksums: list[int] = []  # of a version's buckets, where they don't
+        self._channel: Channel | None = None  # to vLLM's workers, where they are on other GPUs
         self._version: int | None = None  # that vLLM has, or is about to get
         self._network: nn.Module | None = None  # the policy's, while its weights are published
         self._example = example
@@ -129,7 +136,7 @@ class VllmEngine(ResponseEngine):
             return
         begun = time.monotonic()
         with self._published() as network:
-            if not self._insist(lambda: self._through_gpu):
+            if self._insist(lambda: self._carrier) is None:
                 # what vLLM lacks of a version: the adapter, or all weights with the adapter folded in
                 weights = weights_of(network) if self._adapter is None else adapter_of(network)
                 settings = None if self._adapter is None else settings_of(self._adapter, weights)
@@ -155,12 +162,16 @@ class VllmEngine(ResponseEngine):
                 self._network = None
 
     @cached_property
-    def _through_gpu(self) -> bool:
-        """Whether weights get to vLLM through memory of the GPU that both are on."""
+    def _carrier(self) -> Carrier | None:
+        """How weights get to vLLM without passing through the CPU's memory; None where they pass through it."""
         device, devices = self.model.device, self._process.ready()["devices"]
         place = place_of(device)
-        if self._adapter is not None or not place or devices != [place]:
-            return False
+        if self._adapter is not None or not place:
+            return None
+        if device_for([place, *devices]) == "cuda":
+            return self._send
+        if devices != [place]:
+            return None
         try:
             memory = shareable(1, device)
             handle = handle_of(memory)
@@ -172,7 +183,7 @@ class VllmEngine(ResponseEngine):
             warnings.warn(
                 f"weights reach vLLM through the CPU's memory, as the GPU's can't be shared: {failed}", stacklevel=2
             )
-        return not failed
+        return None if failed else self._hand_over
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""
@@ -183,6 +194,7 @@ class VllmEngine(ResponseEngine):
     def close(self) -> None:
         """End vLLM and free the memory of its weights."""
         super().close()
+        self._leave()
         self._process.close()
         self._weights.close()
 
@@ -231,6 +243,7 @@ class VllmEngine(ResponseEngine):
             left -= 1
             self.restarts += 1
             self._process.close()
+            self._leave()
             self._process = self._started()
             if self._version is not None:
                 self._load()
@@ -239,7 +252,8 @@ class VllmEngine(ResponseEngine):
         if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
             give_back_cached()
         what = f"weights of version {self._version}"
-        response = self._process.ask(what, self._weights.message) if self._weights.message else self._load_by_gpu(what)
+        carrier = self._carrier
+        response = self._load_by(carrier, what) if carrier else self._process.ask(what, self._weights.message)
         self._resting = False
         if response["missing"]:
             raise VllmFailedError(
@@ -247,38 +261,68 @@ class VllmEngine(ResponseEngine):
                 "this model can't be sampled with it, use Burnish's own engine"
             )
 
-    def _load_by_gpu(self, what: str) -> dict[str, Any]:
-        """vLLM's answer to weights that it gets through the GPU's memory.
+    def _load_by(self, carrier: Carrier, what: str) -> dict[str, Any]:
+        """vLLM's answer to weights that it gets without the CPU's memory.
 
         Raises:
             VllmFailedError: it read other bytes than were sent.
             VllmDiedError: it was started again, and its weights are no longer here.
         """
-        version, again = self._version, self._network is None
+        again = self._network is None
         lost = (
             f"vLLM died, and {what} are no longer here to be sent to another one; start the same command again to "
             "resume (with runtime=ray that is done)"
         )
         if again and self.roles.shards.networks:  # the other ranks would have to gather them, too
             raise VllmDiedError(lost)
-        assert version is not None
-        checksums: list[int] = []
         with self._published() as network:
-            buckets = through_gpu(
-                weights_of(network), version, device=self.model.device, dtype=self.model.compute
-            )  # fmt: skip
-            for message, checksum in buckets:
-                responses = self._process.answers(what, message)
-                if (own := next(responses)["checksum"]) != checksum:
-                    raise VllmFailedError(
-                        f"weight sync v{version}: {next(iter(message['places']))} and what travels with it differ "
-                        f"between the trainer and vLLM: checksums {checksum:#x} and {own:#x}"
-                    )
-                checksums.append(checksum)
+            response, checksums = carrier(what, weights_of(network))
         if again and checksums != self._checksums:  # a rollout worker gets the next version while this one samples
             raise VllmDiedError(lost)
         self._checksums = checksums
-        return next(responses)
+        return response
+
+    def _hand_over(self, what: str, weights: dict[str, Tensor]) -> tuple[dict[str, Any], list[int]]:
+        """Bring weights to a vLLM on the same GPU through memory there: its answer, and checksums."""
+        version, checksums = self._version, []
+        assert version is not None
+        for message, checksum in through_gpu(weights, version, device=self.model.device, dtype=self.model.compute):
+            responses = self._process.answers(what, message)
+            if (own := next(responses)["checksum"]) != checksum:
+                raise VllmFailedError(
+                    f"weight sync v{version}: {next(iter(message['places']))} and what travels with it differ "
+                    f"between the trainer and vLLM: checksums {checksum:#x} and {own:#x}"
+                )
+            checksums.append(checksum)
+        return next(responses), checksums
+
+    def _send(self, what: str, weights: dict[str, Tensor]) -> tuple[dict[str, Any], list[int]]:
+        """Bring weights to a vLLM on other GPUs over NCCL: its answer, and checksums."""
+        parts = list(buckets(entries_of(weights, dict.fromkeys(weights, self.model.compute)), BUCKET))
+        message = {"do": "load", "adapter": None, "parts": [placed(part) for part in parts]}
+        with ThreadPoolExecutor(1) as beside:
+            channel = self._channel = self._channel or self._joined(beside)
+            sending = beside.submit(through_channel, weights, parts, channel)
+            try:
+                return self._process.ask(what, message), sending.result()
+            except BaseException:
+                self._leave()  # or it would wait for vLLM
+                raise
+
+    def _joined(self, beside: ThreadPoolExecutor) -> Channel:
+        """A channel to all of vLLM's workers."""
+        seconds, size = self.options.timeout, 1 + len(self._process.ready()["devices"])
+        store = open_store("127.0.0.1", 0, seconds)
+        channel = beside.submit(Channel, store, 0, size, device=self.model.device.type, seconds=seconds)
+        self._process.ask(
+            "the channel for weights", {"do": "join", "port": store.port, "size": size, "seconds": seconds}
+        )
+        return channel.result()
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._channel.abort()
+            self._channel = None
 
     def _sample(
         self, job: ResponseJob, table: Encoded, index: Sequence[int], keys: Sequence[int], *,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_tensor
 from transformers.core_model_loading import revert_weight_conversion
 
+from burnish.language.vllm.apart.burnish_vllm.channel import Channel
 from burnish.language.vllm.apart.burnish_vllm.shared import (
+    SUM,
+    Entry,
     buckets,
     checksum,
     entries_of,
@@ -258,6 +261,33 @@ def through_gpu(
             "more": number < len(parts),
         }  # fmt: skip
         yield message, int(checksum(memory[:size]))  # read by the CPU, which waits for the copies
+
+
+def through_channel(weights: Mapping[str, Tensor], parts: Sequence[Sequence[Entry]], channel: Channel) -> list[int]:
+    """Send weights to vLLM's workers, each on a GPU of its own: a bucket is filled while the one before travels.
+
+    Args:
+        weights: by their names.
+        parts: buckets of them, in the precision that they are sent with.
+        channel: which this process is rank 0 of.
+
+    Returns:
+        A checksum of each bucket.
+
+    Raises:
+        RuntimeError: a worker is gone.
+    """
+    checksums = []
+    for part in parts:
+        places, size = placed(part)
+        content = torch.empty(size + SUM, dtype=torch.uint8, device=weights[part[0].name].device)
+        for name, target in tensors(content, places):
+            target.copy_(weights[name].detach())
+        checksums.append(checksum(content[:size]))
+        content[size:].view(torch.int64).copy_(checksums[-1])
+        channel.broadcast(content)
+    channel.finish()
+    return list(map(int, torch.stack(checksums).tolist()))
 
 
 def handle_of(memory: Tensor) -> tuple[Any, ...]:

@@ -180,7 +180,7 @@ class LLMEngine:
         self.model = Model(given["model"], dummy=given["load_format"] == "dummy")
         runner = SimpleNamespace(get_model=lambda: self.model)
         self.worker = type("Worker", (extension,), {"model_runner": runner})()
-        self.worker.device = torch.device("cpu")
+        self.worker.device, self.worker.rank = torch.device("cpu"), 0
         self.worker.reload_weights = lambda weights_iterator: self.model.load_weights(weights_iterator)
         self.worker.model_runner = runner
         longest = given.get("max_model_len") or 2048
@@ -338,7 +338,7 @@ if FAULT == "old":
     del MODULES["inputs"]["mm_input"], LLMEngine.reset_mm_cache
     MODULES.pop("lora.request")
 if "FAKE_VLLM_GPU" in os.environ:  # the trainer's, too
-    sys.modules["burnish_vllm.extension"].place_of = lambda device: "gpu"  # type: ignore[attr-defined]
+    sys.modules["burnish_vllm.extension"].place_of = lambda device: os.environ["FAKE_VLLM_GPU"]  # type: ignore[attr-defined]
 __path__: list[str] = []
 for place, names in MODULES.items():
     made = sys.modules[f"vllm.{place}"] = ModuleType(f"vllm.{place}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import TCPStore
 
+from .channel import Channel
 from .inputs import key_of
-from .shared import Places, mapped, place_of, tensors
+from .shared import SUM, Places, checksum, mapped, place_of, tensors
 
 kept = lru_cache(maxsize=1)(mapped)  # mapping a page costs as much as copying it; a worker has one owner
 Weights = Iterator[tuple[str, Tensor]]
@@ -22,10 +24,30 @@ def shared_weights(path: str, size: int, places: Places) -> Weights:
     return tensors(kept(path, size), places)
 
 
+def sent_weights(channel: Channel, parts: Sequence[tuple[Places, int]]) -> Weights:
+    """Weights that rank 0 sends; vLLM may use some of them only when it has all, so each bucket keeps its memory.
+
+    Raises:
+        RuntimeError: other bytes came than were sent.
+    """
+    for places, size in parts:
+        content = torch.empty(size + SUM, dtype=torch.uint8, device=channel.device)
+        channel.broadcast(content)
+        channel.finish()
+        own, sent = checksum(content[:size]), content[size:].view(torch.int64)
+        if not torch.equal(own[None], sent):
+            raise RuntimeError(
+                f"{next(iter(places))} and what travels with it differ between the trainer and vLLM: checksums "
+                f"{int(sent):#x} and {int(own):#x}"
+            )
+        yield from tensors(content, places)
+
+
 class Extension:
     """Methods that are mixed into vLLM's worker class; ``collective_rpc`` calls them by name."""
 
     device: torch.device
+    rank: int
     reload_weights: Any
     model_runner: Any
 
@@ -74,6 +96,15 @@ class Extension:
         """Settle what a job is sampled or scored with: the temperature, and the positions of prompts with media."""
         self.burnish_temperature = temperature
         self.burnish_positions = {key: torch.from_numpy(array) for key, array in positions.items()}
+
+    def burnish_join(self, port: int, size: int, seconds: float) -> None:
+        """Join the channel of which the trainer is rank 0."""
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        self.burnish_channel = Channel(store, 1 + self.rank, size, device=self.device.type, seconds=seconds)
+
+    def burnish_receive(self, parts: Sequence[tuple[Places, int]]) -> list[str]:
+        """As ``burnish_load``, of weights that come through the channel."""
+        return self.burnish_load(partial(sent_weights, self.burnish_channel, parts))
 
     def burnish_load(self, weights: Callable[[], Weights]) -> list[str]:
         """Put weights in place; the names of vLLM's own that were not among them."""

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 Places = Mapping[str, tuple[str, tuple[int, ...], int]]  # by name: type, shape, and first byte
 ALIGNMENT = 64  # bytes at which tensors begin
+SUM = 8  # bytes of a checksum
 WORDS = 1 << 20  # 64-bit words that are summed at a time
 ODD = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: 2^64 divided by the golden ratio
 

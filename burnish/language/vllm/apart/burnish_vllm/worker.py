@@ -99,6 +99,11 @@ class Server:
             error = f"{type(failed).__name__}: {failed}"
         self.channel.send({"failed": error})
 
+    def join(self, message: dict[str, Any]) -> None:
+        """Have all workers join the trainer's channel."""
+        self.engine.collective_rpc("burnish_join", args=(message["port"], message["size"], message["seconds"]))
+        self.channel.send({"joined": True})
+
     def load(self, message: dict[str, Any]) -> None:
         """Put weights in place, and forget what was computed with those before."""
         resting = self.engine.is_sleeping()
@@ -107,6 +112,8 @@ class Server:
         missing: set[str] = set()
         if message["adapter"] is not None:
             self._adapt(message)
+        elif "parts" in message:
+            missing = set().union(*self.engine.collective_rpc("burnish_receive", args=(message["parts"],)))
         else:
             weights: partial[Weights] = (
                 partial(self._arriving, message)
