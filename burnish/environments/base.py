@@ -238,22 +238,23 @@ class _OfLabel:
 
 @register("environment", "function")
 class FunctionEnvironment(Environment):
-    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), or an
-    environment of Gymnasium."""
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), an
+    environment of Gymnasium, or a client of OpenEnv."""
 
     path: str
-    """Where it is: package.module:Game, path/to/file.py:Game, or gymnasium:make with its id among the arguments."""
+    """Where it is: package.module:Game, path/to/file.py:Game, gymnasium:make or openenv:GenericEnvClient."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of every episode."""
 
     def episode(self) -> Episode:
-        made: Any = load_object(self.path, "environment")(**self.arguments)
-        gymnasium = sys.modules.get("gymnasium")  # which an environment of its own has imported
-        if gymnasium is None or not isinstance(made, gymnasium.Env):
-            return made  # type: ignore[no-any-return]
-        from burnish.environments.gym import GymEpisode
+        from burnish.environments import gym
 
-        return GymEpisode(made)
+        made: Any = load_object(self.path, "environment")(**self.arguments)
+        if isinstance(made, _imported("gymnasium", "Env")):
+            return gym.GymEpisode(made)
+        if isinstance(made, _imported("openenv.core", "EnvClient")):
+            return gym.ServedEpisode(made)
+        return made  # type: ignore[no-any-return]
 
     def user_code(self) -> list[str]:
         return [self.path]
@@ -272,6 +273,11 @@ class FunctionEnvironment(Environment):
                 f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
                 "episode has reset(prompt, seed) and step(response)"
             )
+
+
+def _imported(package: str, name: str) -> Any:
+    """A class of a library, if something of it is in use."""
+    return getattr(sys.modules.get(package), name, ())
 
 
 def answers(

@@ -1,4 +1,5 @@
-"""Environments of Gymnasium: what they show becomes text and images, and what a response says becomes an action."""
+"""Environments of Gymnasium and servers of OpenEnv: what they show becomes text and images, and what a response says
+becomes an action."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Shown = list[Any]  # texts and images
+REFUSED = "VALIDATION_ERROR"  # what a server of OpenEnv says of an action that has another form
 BEGINNING = re.compile(r"[\[{]")  # of a JSON list or object
 
 
@@ -42,6 +44,37 @@ class GymEpisode:
 
     def _shown(self, observation: Any) -> Shown:
         return shown(self._env.render() if self._env.render_mode in ("ansi", "rgb_array") else observation)
+
+
+class ServedEpisode:
+    """One dialogue with a server of OpenEnv, through a client of its own (``openenv.core.EnvClient``).
+
+    The last JSON object of a response is the action. The record's own keys go with the seed to its reset.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client.sync()
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        return Observation(_observed(self._client.reset(**prompt.info, seed=seed).observation))
+
+    def step(self, response: str) -> Observation:
+        actions = [value for value in _values(response) if isinstance(value, dict)]
+        if not actions:
+            return Observation("There is no JSON object with an action in this response.", reward=0.0)
+        try:
+            result = self._client.step(actions[-1])
+        except RuntimeError as error:
+            if REFUSED not in str(error):
+                raise
+            return Observation(str(error), reward=0.0)
+        if result.done:
+            self._client.close()
+        return Observation(_observed(result.observation), reward=result.reward, done=result.done)
+
+
+def _observed(observation: Any) -> Shown:
+    return shown(observation if isinstance(observation, dict) else observation.model_dump())
 
 
 def action_in(response: str, space: Any) -> Any:

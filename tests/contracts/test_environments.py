@@ -1,9 +1,11 @@
 """Environments keep what plug-ins are asked for: a dialogue is a function of its prompt, its seed and the responses."""
 
 import random
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -65,6 +67,47 @@ def test_tools_of_a_server(tmp_path: Path) -> None:
     tools.close()
     with pytest.raises(UserError, match=r"environment\.servers\.sums is 'true'"):
         lookup("environment", "tools")(servers={"sums": "true"}).check()
+
+
+def test_servers_of_openenv() -> None:
+    pytest.importorskip("openenv")
+    import uvicorn
+    from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+    class Guess(Action):
+        number: int
+
+    class Told(Observation):
+        said: str
+
+    class Game(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+        state = State()
+
+        def reset(self, seed=None, high=4, **_):
+            self.number = random.Random(seed).randint(1, high)
+            return Told(said=f"1 to {high}?")
+
+        def step(self, action, **_):
+            right = action.number == self.number
+            return Told(said="yes" if right else "no", reward=float(right), done=right)
+
+    server = uvicorn.Server(
+        uvicorn.Config(create_fastapi_app(Game, Guess, Told, max_concurrent_envs=99), log_level="error")
+    )
+    (listener := socket.socket()).bind(("127.0.0.1", 0))
+    Thread(target=server.run, args=([listener],), daemon=True).start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    game = lookup("environment", "function")(path="openenv:GenericEnvClient", arguments={"base_url": url})
+    says = ["who knows", '{"number": "x"}', *(f'It is {{"number": {number}}}' for number in range(1, 9))]
+    prompt = replace(PROMPT, record='{"high": 8}')
+    check_environment(game, prompt, says)
+    episode = game.episode()
+    assert episode.reset(prompt, 3).words == "said: 1 to 8?\n"
+    steps = [episode.step(say) for say in says[: 2 + random.Random(3).randint(1, 8)]]
+    assert "VALIDATION_ERROR" in steps[1].words
+    assert [(step.reward, step.done) for step in steps] == [*[(0, False)] * (len(steps) - 1), (1, True)]
+    server.should_exit = True
 
 
 def test_environments_of_gymnasium() -> None:
