@@ -7,6 +7,7 @@ with the classes that the model has and few words.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -114,24 +115,26 @@ def _write_pipeline(about: Mapping[str, Any], folder: Path) -> None:
     import diffusers
     import transformers
 
+    own = sys.modules[getattr(diffusers, about["pipeline"]).__module__.rpartition(".")[0]]  # with parts that no other has
+    libraries = {"diffusers": diffusers, "transformers": transformers, own.__name__.rpartition(".")[2]: own}
     index: dict[str, Any] = {"_class_name": about["pipeline"], VERSION: diffusers.__version__}
     for name, part in about["parts"].items():
         named, config = part["class"], part.get("config", {})
-        library = "diffusers" if hasattr(diffusers, named) else "transformers"
+        library = next(name for name, module in libraries.items() if hasattr(module, named))
         index[name] = [library, named]
-        own = folder / name
-        own.mkdir(exist_ok=True)
+        place = folder / name
+        place.mkdir(exist_ok=True)
         if name.startswith(("tokenizer", "processor")):
-            _reader(part).save_pretrained(own)
+            _reader(part).save_pretrained(place)
         elif name == "scheduler":
-            _write(own / "scheduler_config.json", {"_class_name": named, VERSION: diffusers.__version__, **config})
-        elif library == "diffusers":
-            _write(own / CONFIG, {"_class_name": named, VERSION: diffusers.__version__, **config})
+            _write(place / "scheduler_config.json", {"_class_name": named, VERSION: diffusers.__version__, **config})
+        elif library != "transformers":
+            _write(place / CONFIG, {"_class_name": named, VERSION: diffusers.__version__, **config})
         else:
             kind: Any = getattr(transformers, named)
             tokenizer = about["parts"].get(name.replace("text_encoder", "tokenizer"))
             given = config if tokenizer is None else _with_ends(config, _reader(tokenizer))
-            _write(own / CONFIG, {**kind.config_class(**given).to_dict(), "architectures": [named]})
+            _write(place / CONFIG, {**kind.config_class(**given).to_dict(), "architectures": [named]})
     for name in getattr(diffusers, about["pipeline"])._optional_components:  # which it lacks
         index.setdefault(name, [None, None])
     _write(folder / PIPELINE, {**index, **about.get("values", {})})
