@@ -115,7 +115,9 @@ def _write_pipeline(about: Mapping[str, Any], folder: Path) -> None:
     import diffusers
     import transformers
 
-    own = sys.modules[getattr(diffusers, about["pipeline"]).__module__.rpartition(".")[0]]  # with parts that no other has
+    own = sys.modules[
+        getattr(diffusers, about["pipeline"]).__module__.rpartition(".")[0]
+    ]  # with parts that no other has
     libraries = {"diffusers": diffusers, "transformers": transformers, own.__name__.rpartition(".")[2]: own}
     index: dict[str, Any] = {"_class_name": about["pipeline"], VERSION: diffusers.__version__}
     for name, part in about["parts"].items():
