@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.config import RunConfig, changes, load
+from burnish.config import RunConfig, load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.registry import names
 from burnish.report.statistics import REWARD, Measure
 from burnish.report.summary import Summary
-from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.errors import UserError
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 SIGNIFICANT = 0.05
@@ -57,12 +57,7 @@ class Member:
         folder = RunFolder(self.folder)
         if not folder.config.exists():
             return False
-        try:
-            differing = changes(load(str(folder.config)), self.config)
-        except ConfigError as error:
-            differing = error.complaints
-        if differing:
-            raise UserError(f"{self.folder} has a run with other options: {'; '.join(differing)}; move it away")
+        folder.refuse_other_configuration(self.config)
         run = Summary.read(folder)
         return run.after is not None and run.after[STEP] == self.config.steps
 
