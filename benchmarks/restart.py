@@ -1,14 +1,14 @@
-"""Seconds from a lost process to the next update on 64 GPUs, simulated: bytes that are counted, constants measured here.
+"""Seconds from a lost process to the next update on 64 GPUs, simulated by counted bytes and constants measured here.
 
     python -m benchmarks.restart
     python -m benchmarks.restart --disk 2
 
-``imports`` and ``meeting`` are CPU-seconds of one of the processes here: of what a worker imports, and of 64 that join a
-process group of gloo. ``headers`` are those of one that opens the files of all ranks and reads its slice of each tensor
-(tiny ones, as many as the model's weights with two moments). ``model`` and ``shards`` are bytes by the speed of a
-machine's disk: the files of the model once for each machine, and its ranks' slices of the checkpoint. ``hashes`` are the
-checkpoint's bytes by the slower of disk and SHA-256: on the machines of the ranks, each its part, or, as before, on that
-of the driver. Noticing, CUDA and NCCL take what ``GIVEN`` says.
+``imports`` and ``meeting`` are CPU-seconds of one process here: of what a worker imports, and of 64 that join a process
+group of gloo. ``headers`` are those of one that opens the files of all ranks and reads its slice of each tensor (tiny
+ones, as many as the model's weights with two moments). ``model`` and ``shards`` are bytes by the speed of a machine's
+disk: the files of the model once for each machine, and its ranks' slices of the checkpoint. ``hashes`` are the
+checkpoint's bytes by the slower of disk and SHA-256: on the machines of all ranks, each its part, or on that of the
+driver alone. Noticing, CUDA and NCCL take what ``GIVEN`` says.
 """
 
 from __future__ import annotations
