@@ -10,6 +10,10 @@ batches are counted, of which each further one receives what the second does. Wh
 operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered, exchanged or reduced to shares, twice
 that of one that is summed for all. Where ranks share experts, as many tokens choose those of each rank.
 
+``x least`` is beside shards that gather weights once and reduce gradients once. ``x what fits`` is beside the least
+that memory allows: where a call's gradients can't wait beside weights, optimizer states and gathered weights, each call
+of the network has its own reduced, in bfloat16.
+
 Seconds are those of an H100: the operations of the second micro-batch, for each, beside the bytes, of which none
 travels meanwhile. The last column is the speed of a GPU among 64 in percent of that among 8, where each learns as many
 micro-batches.
@@ -129,9 +133,16 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
                 received.append(exchanged.bytes)
                 computed.append(counter.done[OPERATIONS] - done)
             shard = layout[SHARD_SIZE] or size
-            least = minimum(assembly.roles._networks["policy"].parameters(), size)
+            network, calls = assembly.roles._networks["policy"], Counter[str]()
+            network.register_forward_pre_hook(lambda *_: calls.update([learns]) if torch.is_grad_enabled() else None)
+            trainer.times = 1
+            trainer.update(batch.select(range(size)), 1)
+            # float32 gradients have twice the size of gathered weights, which are bfloat16 as a call's gradients are
+            waits = least_bytes(config, layout, *counts) + 2 * counts[0] // config.sharding.parts < ROOM * memory
+            each = [0 if waits else times * calls[learns] for times in TIMES]
+            least, *fits = (minimum(network.parameters(), size, passes) for passes in (0, *each))
     first, second = received
-    for times in TIMES:
+    for times, fitting in zip(TIMES, fits, strict=True):
         inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
         operations = times * (computed[1] - computed[0])
         yield {
@@ -139,24 +150,26 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,
             "own machine, GB": round(inside / 1e9, 2), "others, GB": round(between / 1e9, 2),
             "least, GB": round(least / 1e9, 2), "x least": round((inside + between) / least, 2),
+            "x what fits": round((inside + between) / fitting, 2),
             "computing, s": round(operations / SPEED.tflops / 1e12, 4),
             "network, s": round(inside / RATES[INSIDE] + between / RATES[BETWEEN], 4),
         }  # fmt: skip
 
 
-def minimum(weights: Iterable[torch.Tensor], size: int) -> float:
+def minimum(weights: Iterable[torch.Tensor], size: int, passes: int = 0) -> float:
     """Bytes that a rank has to receive for an optimizer step, however many micro-batches it has, beside tokens.
 
-    Shards gather bfloat16 weights once and reduce float32 gradients once; groups of them sum their shares' gradients.
-    Where each rank holds all weights, gradients are summed alone. Experts of other ranks are neither.
+    Shards gather bfloat16 weights once and reduce float32 gradients once, or bfloat16 ones of each of ``passes``
+    backward passes; groups of them sum their shares' gradients. Where each rank holds all weights, gradients are summed
+    alone. Experts of other ranks are neither.
     """
-    least = 0.0
+    least, reduced = 0.0, 2 * passes or 4
     for weight in weights:
         mesh: Any = getattr(weight, "device_mesh", None)
         axes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         shard, experts = axes.get("shard", 1), axes.get("experts", 1)
         held, copies = weight.numel() / experts, size // shard // experts
-        least += (2 + 4 * weight.requires_grad) * held * (shard - 1) / shard
+        least += (2 + reduced * weight.requires_grad) * held * (shard - 1) / shard
         least += 2 * 4 * weight.requires_grad * held / shard * (copies - 1) / copies
     return least
 

@@ -109,6 +109,10 @@ class Controller:
         if checkpoint is not None:
             self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, self.assembly.state_dict()))
 
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, verified by whoever is to resume from it."""
+        return self.store.latest()
+
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         """Evaluate the weights that are exported; see ``burnish.tasks.evaluate``.
 

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,22 +160,41 @@ class Checkpoint(Manifest):
         return parts
 
 
-def read(path: Path) -> Checkpoint:
+def damage(checkpoint: Checkpoint, rank: int = 0, size: int = 1) -> str:
+    """What is wrong with the content of its files, of which each of ``size`` ranks reads its part; "" for nothing."""
+    names = list(checkpoint.files)[rank::size]
+    try:
+        with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
+            digests = threads.map(lambda name: sha256_of(checkpoint.path / name), names)
+            for name, digest in zip(names, digests, strict=True):
+                if digest != checkpoint.files[name].sha256:
+                    return f"{checkpoint.path / name} is damaged: its sha256 is not the one in {MANIFEST}"
+    except OSError as error:
+        return _unread(checkpoint.path, error)
+    return ""
+
+
+def _unread(path: Path, error: OSError) -> str:
+    return f"{error.filename or path} can't be read: {error.strerror}"
+
+
+def read(path: Path, damage: Callable[[Checkpoint], str] = damage) -> Checkpoint:
     """Open a checkpoint and verify the hash of every file.
+
+    Args:
+        path: of its folder.
+        damage: finds what is wrong with the content of its files.
 
     Raises:
         UserError: a file is missing, truncated or damaged.
     """
     try:
         checkpoint = opened(path)
-        with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
-            digests = threads.map(lambda name: sha256_of(path / name), checkpoint.files)
-            for (name, entry), digest in zip(checkpoint.files.items(), digests, strict=True):
-                if digest != entry.sha256:
-                    raise UserError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}")
-        return checkpoint
     except OSError as error:
-        raise UserError(f"{error.filename or path} can't be read: {error.strerror}") from None
+        raise UserError(_unread(path, error)) from None
+    if wrong := damage(checkpoint):
+        raise UserError(wrong)
+    return checkpoint
 
 
 def opened(path: Path) -> Checkpoint:

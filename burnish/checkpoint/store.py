@@ -20,6 +20,7 @@ from burnish.checkpoint.files import (
     Checkpoint,
     FileEntry,
     Manifest,
+    damage,
     numbered,
     opened,
     publish_manifest,
@@ -178,11 +179,11 @@ class CheckpointStore:
                 shutil.rmtree(entry)
         (staged / state_files.FOLDER).mkdir(parents=True)
 
-    def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint; damaged ones are skipped with a warning."""
+    def latest(self, damage: Callable[[Checkpoint], str] = damage) -> Checkpoint | None:
+        """The newest complete checkpoint; those with ``damage`` are skipped with a warning."""
         for path in sorted(numbered(self.folder), reverse=True):
             try:
-                return read(path)
+                return read(path, damage)
             except UserError as error:
                 log.warning("checkpoint skipped: %s", error)
         return None

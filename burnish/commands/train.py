@@ -149,7 +149,7 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
                 if isinstance(error, RewardsFailing) and holds_run(folder.path):
                     write_report(folder)
                 controller.recover(error)
-                checkpoint = store.latest()
+                checkpoint = controller.latest()
 
 
 def _attempt(

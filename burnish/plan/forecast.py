@@ -57,6 +57,7 @@ from burnish.rewards.base import AnyReward
 from burnish.tasks import assemble
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
+from burnish.utils.terminal import loading_pytorch
 from burnish.utils.weights import without_weights
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ def pretended(
         logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
         contexts.enter_context(warnings.catch_warnings(action="ignore"))
         if isinstance(config, FlowConfig):
-            import burnish.plan.diffusion  # noqa: F401  # before counting begins: libraries make tensors of their own
+            with loading_pytorch():  # before counting begins: libraries make tensors of their own
+                import burnish.plan.diffusion  # noqa: F401
         else:
             from burnish.plan.language import known_capabilities
 

@@ -289,6 +289,15 @@ class RayController(Controller):
         self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
+    def latest(self) -> Checkpoint | None:
+        def damage(checkpoint: Checkpoint) -> str:
+            return max(self.trainers.call("damage", checkpoint))
+
+        try:
+            return self.store.latest(damage)
+        except (WorkerDied, WorkerTimeout):  # so will what comes next
+            return self.store.latest()
+
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         if self.assembly.stop.asked():
             raise Cancelled

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 
-from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.files import Checkpoint, damage
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -87,6 +87,10 @@ class TrainerActor:
         """Which training prompts are short enough, by their position among all."""
         places = {id(row): place for place, row in enumerate(self.assembly.train_prompts.rows)}
         return [places[id(row)] for row in self.assembly.learnable_prompts.rows]
+
+    def damage(self, checkpoint: Checkpoint) -> str:
+        """What is wrong with this rank's part of the files of a checkpoint. Results differ by rank."""
+        return damage(checkpoint, self.ranks.rank, self.ranks.size)
 
     def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Go on from a checkpoint: the state of the source, which the driver has if the run samples.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_iter
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
@@ -66,22 +67,43 @@ class Unit(nn.Module):
 class Reduction:
     """What FSDP reduces the gradients of a unit with, in place of its own reduce-scatter.
 
-    ``once`` adds up those of all micro-batches, in full, and reduces the sum; else each micro-batch's are reduced, and
-    their shares added up, in float32 both.
+    ``once`` adds up those of all micro-batches, in full, and reduces the sum; else each call's are reduced, and their
+    shares added up, in float32 both. A unit that a pass calls several times, as guidance does, has as many backward
+    passes. Groups of ranks sum what they have once, after the last of them.
     """
 
-    def __init__(self, *, once: bool, sent: torch.dtype) -> None:
-        """Args: ``sent`` is the precision in which gradients of single micro-batches travel."""
-        self.once, self.sent = once, sent
+    def __init__(self, unit: Any, *, once: bool, sent: torch.dtype) -> None:
+        """Args: ``sent`` is the precision in which gradients of single calls travel."""
+        self.unit, self.once, self.sent = unit, once, sent
         self.last = True  # whether this is the last micro-batch of an optimizer step
-        self.total: Tensor | None = None  # of the micro-batches so far
+        self.buffers = 0  # that FSDP will ask for: two in each backward pass to come
+        self.total: Tensor | None = None  # of the backward passes so far
+        unit.register_forward_pre_hook(self._called, with_kwargs=True)
+
+    def micro_batch(self, *, last: bool) -> None:
+        """Before a micro-batch is learned: whether it is the last one of an optimizer step."""
+        self.last = last
+        self._expect(0)
+
+    def _called(self, unit: nn.Module, args: Any, kwargs: Any) -> None:
+        """Expect a backward pass where FSDP does: of inputs that need gradients, but for what is computed again."""
+        learns = any(isinstance(value, Tensor) and value.requires_grad for value in tree_iter((args, kwargs)))
+        if learns and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+            self._expect(self.buffers + 2)
+
+    def _expect(self, buffers: int) -> None:
+        """Have groups of ranks sum the next gradients if they are the last ones of an optimizer step."""
+        self.buffers = max(buffers, 0)
+        self.unit.set_requires_all_reduce(self.last and self.buffers <= 2, recurse=False)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for full gradients, and then for this rank's share of their sum."""
+        self._expect(self.buffers - 1)
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any) -> None:
         total = self.total
-        if self.once and not self.last:
+        if self.once and (self.buffers or not self.last):
             self.total = input_tensor if total is None else total.add_(input_tensor)
             output_tensor.zero_()
             return
@@ -156,8 +178,12 @@ class Sharded:
     def micro_batch(self, *, last: bool) -> None:
         """Before a micro-batch is learned: whether it is the last one of an optimizer step."""
         for reduction in self._reductions:
-            reduction.last = last
-        self.unit.set_requires_all_reduce(last)
+            reduction.micro_batch(last=last)
+
+    def check_reduced(self) -> None:
+        """After an optimizer step's backward passes: none of them is left to wait for."""
+        waiting = [type(reduction.unit).__name__ for reduction in self._reductions if reduction.buffers]
+        assert not waiting, f"gradients were not summed: {waiting[0]} was called without a backward pass"
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -250,6 +276,7 @@ class Shards:
         one without a gradient.
         """
         for network, sharded in self.networks.items():
+            sharded.check_reduced()
             for name, weight in sharded.parameters.items():
                 if f"{network} {name}" not in learned:
                     weight.grad = None
@@ -320,7 +347,7 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            reductions.append(Reduction(once=adapters or options.zero_stage == 1, sent=lower or torch.float32))
+            reductions.append(Reduction(module, once=adapters or options.zero_stage == 1, sent=lower or torch.float32))
             module.set_custom_reduce_scatter(reductions[-1])  # type: ignore[arg-type]  # which it is in all but name
     # a rank without images or without response tokens still takes part in the reduction of every gradient
     unit.set_reduce_scatter_unused_params(True)

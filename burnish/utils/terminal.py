@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING, Any
 
 from burnish.utils.errors import ConfigError, UserError
@@ -172,8 +175,29 @@ def _row(title: str, screen: Console) -> Iterator[Callable[..., None]]:
 @contextmanager
 def loading_pytorch() -> Iterator[None]:
     """Around the imports of whoever computes; silent where PyTorch is loaded."""
+    from importlib import metadata
+
+    own = metadata.packages_distributions
     with without_collecting(), nullcontext() if "torch" in sys.modules else progress("Loading PyTorch"):
-        yield
+        _load_when_used("scipy.stats")  # of which diffusers' schedulers need beta sigmas alone: a second
+        metadata.packages_distributions = cache(own)  # diffusers and transformers look through all packages each
+        try:
+            yield
+        finally:
+            metadata.packages_distributions = own
+
+
+def _load_when_used(name: str) -> None:
+    """Have a library's module be loaded when something of it is used, and not when it is imported."""
+
+    def load(attribute: str) -> Any:
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+        return getattr(import_module(name), attribute)
+
+    if name not in sys.modules and (spec := find_spec(name)) is not None:
+        sys.modules[name] = module = module_from_spec(spec)
+        module.__getattr__ = load  # type: ignore[method-assign]  # is asked for what a module has not, PEP 562
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +39,7 @@ OF_FEW_BITS = (".qweight", ".qzeros", ".weight_packed", ".absmax", ".quant_map",
                ".SCB")  # fmt: skip
 OF_IMAGES = r"\.to_[kv]_ip\.|^encoder_hid_proj\.image_projection_layers\."  # names of weights of an IP-adapter
 JUDGING = ("score.", "classifier.", "qa_outputs.")  # beginnings of names of heads that write no text
+TABLE = 1 << 24  # elements from which on a table takes seconds, and gigabytes
 _unread: ContextVar[bool] = ContextVar("unread", default=False)  # whether networks are made without their weights
 
 
@@ -157,10 +159,14 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         options["variant"] = variant
     with understood(f"{folder} can't be loaded as {kind.__name__}"), quietly():
         described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
-        network, report = kind.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
-            **described, **options,
+        load = partial(
+            kind.from_pretrained, folder, local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **described, **options,
         )  # fmt: skip
+        with without_tables():
+            network, report = load()
+        if any(buffer.is_meta for buffer in network.buffers()):
+            network, report = load()  # its files don't have them
     where = _file(folder)
     missing = sorted(report["missing_keys"])
     if missing:
@@ -189,6 +195,22 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         )
     _refuse_further_layers(where, network, unused)
     return network
+
+
+@contextmanager
+def without_tables() -> Iterator[None]:
+    """Around what builds a network: large tables of positions, as SD3.5's files have one, get no values."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Tables(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.outer and args[0].numel() * args[1].numel() > TABLE:
+                args = [one.to("meta") for one in args]
+            return func(*args, **(kwargs or {}))
+
+    with Tables():
+        yield
 
 
 def variant_of(folder: Path) -> str | None:

@@ -17,7 +17,7 @@ from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_nam
 from tests.support.tiny_run import burnish as run
 
 BENCHMARKS = ["checkpoints", "flops", "flow_grpo_settings", "language", "loading", "overhead", "pipeline", "precision",
-              "real_model", "scoring", "step_time"]  # fmt: skip
+              "real_model", "restart", "scoring", "step_time"]  # fmt: skip
 
 
 @pytest.mark.thorough

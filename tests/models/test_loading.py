@@ -4,10 +4,12 @@ import json
 import shutil
 import sys
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from burnish.utils import weights
 from tests.support.generators import folder_of as pipeline_of
 from tests.support.language_samples import folder_of
 from tests.support.model_runs import changed, refused, run_of
@@ -176,3 +178,11 @@ def test_an_ip_adapter_in_a_network_is_not_left_out_silently(tmp_path, told):
     name = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.processor.to_k_ip.0.weight"
     save_file(load_file(file) | {name: torch.zeros(2, 2)}, file, {"format": "pt"})
     told(folder, names=["to_k_ip", "unload_ip_adapter"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sd3", "SD3"), ("pixart-sigma", "PixArt")])
+def test_tables_of_positions_are_those_of_the_files_or_computed(name, kind, monkeypatch):
+    monkeypatch.setattr(weights, "TABLE", 0)
+    folder, network = pipeline_of(name) / "transformer", getattr(diffusers, f"{kind}Transformer2DModel")
+    ours, plain = weights.load_network(network, folder, dtype=torch.float32), network.from_pretrained(folder)
+    torch.testing.assert_close(*(dict(one.named_buffers()) for one in (ours, plain)), rtol=0, atol=0)

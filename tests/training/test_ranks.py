@@ -5,6 +5,7 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -121,7 +122,9 @@ class Towered(torch.nn.Module):
 LAID = {
     **{f"stage {n}": ShardingOptions(zero_stage=n) for n in (1, 2, 3)},
     **{f"rounded, stage {n}": ShardingOptions(gather="compute", zero_stage=n) for n in (1, 3)},
+    "copied": ShardingOptions(shard_size=1, zero_stage=3),
 }
+REDUCED = ("reduce_scatter_single", "all_reduce")
 
 
 def lower(options: ShardingOptions) -> torch.autocast:
@@ -134,18 +137,23 @@ def learn_without_images(ranks: Ranks, folder: Path) -> dict[str, Any]:
     for name, options in LAID.items():
         network, compute = Towered(), torch.bfloat16 if options.gather == "compute" else torch.float32
         sharded = shard(
-            [network], network.layers, mesh_of(ranks, None, "cpu"), options, compute=compute,
+            [network], network.layers, mesh_of(ranks, options.shard_size, "cpu"), options, compute=compute,
             device=torch.device("cpu"),
         )  # fmt: skip
         with lower(options), torch.no_grad(), sharded.gathered():
             for _ in range(3 * ranks.rank):
                 network.loss(ranks.rank)
-        with sharded.kept():
+        counted = [patch.object(torch.distributed, kind, wraps=getattr(torch.distributed, kind)) for kind in REDUCED]
+        with sharded.kept(), counted[0] as scatters, counted[1] as sums:
             for last in (False, True):
                 sharded.micro_batch(last=last)
                 with lower(options):
                     loss = sharded(partial(network.loss, ranks.rank, image=not (ranks.rank or last)))
                 loss.backward()
+            sharded.check_reduced()
+        # three layers have two backward passes in both micro-batches, and what lies outside of them has one
+        each = 3 + 1 if options.zero_stage == 1 else 2 * (3 * 2 + 1)
+        assert (scatters.call_count, sums.call_count) == ((0, 3 + 1) if options.shard_size == 1 else (each, 0)), name
         found[name] = {key: value.grad.full_tensor() for key, value in network.named_parameters()}
     return found
 
