@@ -235,7 +235,7 @@ def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> No
             same = same or alike(own, ComparedRun(model, beside).found(model, other, own_tape))
         if same:
             told = f"{option}, but a {type(model.pipeline).__name__} draws {full.prompts[0].text!r:.80} as without it"
-            if "guidance" in option.partition(" is ")[0]:
+            if option.startswith(("guidance_scale is", "rollout.embedded_guidance is")):
                 raise UserError(f"{told}; remove it")
             log.warning(told)
 
