@@ -32,7 +32,6 @@ CANNOT = (
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),
     ("^TextToVideoSD|^VideoToVideoSD", "frames that the scheduler steps as rows of their own"),
-    ("PAG", "they change the attention of their network while they draw; `rollout.call={pag_scale: 0}` avoids it"),
 )  # fmt: skip
 DEPRECATED = "deprecated by diffusers"
 MODULAR = "modular pipelines; the plain pipeline of the same model is loaded in their place"

@@ -36,6 +36,7 @@ LOGPROB = "rollout_corr/logprob_abs_diff"
 EXACT = 5e-4  # largest relative difference that is rounding
 PROMPTS = ("a red fox in the snow", "two apples on the table")
 FEWER = {"SanaSprintPipeline": 2}  # steps of pipelines that take no others by themselves
+UNGUIDED = ("dreamlite-mobile", "ace-step-turbo")  # models that read no guidance, though their call takes one
 OF_FILES = (
     "image",
     "images",
@@ -151,7 +152,8 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     more = {name: media(kind, tiny, SEED) for name, kind in tiny.inputs.items() if kind in ("text", "box")}
     # of networks that were distilled, it is an input
     own = "guidance_scale" if arguments.guidance in taken else "embedded_guidance"
-    scale = {own: GUIDANCE} if {arguments.guidance, "guidance_scale"} & set(taken) else {}
+    guided = tiny.name not in UNGUIDED and {arguments.guidance, "guidance_scale"} & set(taken)
+    scale = {own: GUIDANCE} if guided else {}
     recipe = {
         "algorithm": "flow_grpo",
         "model": {"path": str(folder / "pipeline"), "family": "pipeline", "lora": {"rank": 2}},

@@ -42,6 +42,7 @@ def call_of(kind, guidance, prompt, **rollout):
     ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
     ("DiT", BARE, {}, ["'a cat'", "207"]),
     ("Wan", WITH_IMAGES, {}, ["a cat", "image"]),
+    ("GlmImage", WITH_IMAGES, {}, ["a cat", "keys and values"]),
     ("WanImageToVideo", BARE, {}, ["a cat", "image"]),
     ("Wan", Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),)), {}, ["mask_image"]),
 ])  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.diffusion.pipeline.arguments import IMAGES
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
@@ -68,11 +69,15 @@ class Generator:
 
     def prompt(self, text: str) -> Prompt:
         """With the images that a tiny pipeline needs."""
-        kinds = () if self.tiny is None else self.tiny.inputs.values()
-        return Prompt(
-            text=text, negative=self.negative,
-            images=tuple(Media.array(np.asarray(media(kind, self.tiny, 0))) for kind in kinds),
-        )  # fmt: skip
+        images, others = list[Media](), list[tuple[str, Media]]()
+        for name, kind in ({} if self.tiny is None else self.tiny.inputs).items():
+            drawn = media(kind, self.tiny, 0)
+            shown = [Media.array(np.asarray(one)) for one in (drawn if isinstance(drawn, list) else [drawn])]
+            if name in IMAGES:
+                images += shown
+            else:
+                others.append((name, Media.movie(shown) if isinstance(drawn, list) else shown[0]))
+        return Prompt(text=text, negative=self.negative, images=tuple(images), inputs=tuple(others))
 
     def asked(self, *texts: str, check: bool = True) -> Any:
         """What rows of prompts are drawn from, compared with the pipeline's own run."""

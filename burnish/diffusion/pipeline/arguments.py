@@ -31,6 +31,7 @@ MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "contro
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
 NEEDS_NEGATIVE = "EasyAnimate"  # pipelines that fail without a negative prompt
+KEPT_IMAGES = "GlmImage"  # pipelines whose denoiser computes keys and values of a prompt's images before the first step
 EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
@@ -164,6 +165,11 @@ class Arguments:
         for prompt in kinds_of(prompts):
             if prompt.images and image is None:
                 raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; remove it")
+            if prompt.images and self.kind.__name__.startswith(KEPT_IMAGES):
+                raise UserError(
+                    f"{prompt.name} has an image, whose keys and values a {self.kind.__name__} computes once, by the "
+                    "network that is trained: they would stay as they are while it learns; remove it"
+                )
             for name, _ in prompt.inputs:
                 if name not in self.parameters:
                     raise UserError(f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; remove it")
@@ -191,6 +197,25 @@ class Arguments:
             wanted[self._images] = images[0] if single else images
         given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
         return given | self._fixed
+
+    def without(self, request: Requests, guidance: float) -> dict[str, dict[str, Any]]:
+        """The arguments of a row without one of those that options and the record choose, or with another value where
+        the pipeline has it by itself; by where it comes from."""
+        given, negative = self.of(request, guidance), request.prompts[0].negative
+        others = dict[str, dict[str, Any]]()
+        chosen = {name: f"rollout.call has {name}={value!r:.80}" for name, value in self.rollout.call.items()}
+        if (embedded := self.rollout.embedded_guidance) is not None:
+            chosen["guidance_scale"] = f"rollout.embedded_guidance is {embedded:g}"
+        if negative and (guidance > 1 or "negative_prompt" in given):
+            chosen["negative_prompt"] = f"its negative_prompt is {negative!r:.80}"
+        for name, option in chosen.items():
+            own = self.parameters[name].default if name in self.parameters else None
+            if name not in given or own != given[name]:
+                if own is not inspect.Parameter.empty:
+                    others[option] = {key: value for key, value in given.items() if key != name}
+            elif isinstance(own, float):
+                others[option] = given | {name: own + 1}
+        return others
 
     def _shown(self, media: Media) -> Any:
         """An image, or the frames of a video: copies, since a pipeline may write to them."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
-from burnish.diffusion.pipeline.program import ControlFlowChanged, joined
-from burnish.diffusion.pipeline.runs import RecordedRun
+from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
+from burnish.diffusion.pipeline.runs import EncoderCache, EncodersDone, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 from burnish.diffusion.steps import finished
 from burnish.types.rollout import Requests
@@ -176,6 +176,68 @@ def check_samples(model: PipelineModel, full: Requests, guidance: float) -> None
         with suppress(*SLIPS):
             _, both = model.outputs([request] * 2, [two[None], one[None]])
             model.decodes_together = all(left <= tolerance for left in apart(both, decoded))
+
+
+class ComparedRun(RecordedRun):
+    """A recorded run that ends where a network would compute, or an encoder be called otherwise than by another run."""
+
+    def __init__(self, model: PipelineModel, other: ComparedRun | None = None) -> None:
+        super().__init__(model.forwards.anew(), model.device, moving=model._moving)
+        self.questions, self._other = list[Any](), other
+
+    def asked(self, *question: Any) -> None:
+        self.questions.append(question)
+        count = len(self.questions)
+        if self._other and not alike(self._other.questions[count - 1 : count], [question]):
+            raise EncodersDone
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if not self.trace.varies(arguments):
+            self.asked(name, arguments)
+        return super().call(name, network, arguments)
+
+    def blank(self, network: Callable[..., Any], call: Call) -> Any:
+        if not self.forwards.knows(call):
+            raise EncodersDone
+        return super().blank(network, call)
+
+    def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
+        """What it records of a call, and with which values."""
+        returned = model._run(arguments, tape, self)
+        self.drop_unread()
+        program = Program(self, returned)
+        return program.parts, program.values
+
+
+def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> None:
+    """Look for arguments that change nothing of what is recorded: neither what encoders and networks are called with,
+    nor what is made of what they answer. Such arguments are told.
+
+    Args:
+        model: any pipeline.
+        full: with all steps: some begin to guide in the middle.
+        guidance: of the run.
+
+    Raises:
+        UserError: guidance changes nothing.
+    """
+    arguments, run = model.arguments, ComparedRun(model)
+    given, tape = arguments.of(full, guidance), model._tape(full, guidance)
+    others: dict[str, tuple[Any, EncoderCache, ComparedRun | None]] = {}
+    if guidance > 1:
+        unguided = arguments.of(full, 1.0), model._tape(full, 1.0), None
+        others[f"guidance_scale is {guidance:g}"] = unguided
+    others |= {option: (other, tape, run) for option, other in arguments.without(full, guidance).items()}
+    own = run.found(model, given, tape) if others else None
+    for option, (other, own_tape, beside) in others.items():
+        same = other == given
+        with suppress(Exception, EncodersDone):  # which the argument avoids, or another call
+            same = same or alike(own, ComparedRun(model, beside).found(model, other, own_tape))
+        if same:
+            told = f"{option}, but a {type(model.pipeline).__name__} draws {full.prompts[0].text!r:.80} as without it"
+            if option.startswith(("guidance_scale is", "rollout.embedded_guidance is")):
+                raise UserError(f"{told}; remove it")
+            log.warning(told)
 
 
 def how_to_turn_off(pipeline: Any) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import operator
 import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -42,9 +42,17 @@ class Rows(NamedTuple):
         layers = not self.listed and all(isinstance(item, Tensor) and self.has(item) for item in value)
         return len(value) == self.length and not layers
 
-    def map(self, function: Callable[[Any], Any], tree: Any) -> Any:
-        """The tree with what a function makes of such tensors and lists."""
-        return tree_map(lambda value: function(value) if self.has(value) else value, tree, is_leaf=self.has)
+    def map(self, function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+        """The tree, or the last of others like it, with what a function makes of such tensors and lists, and of tensors
+        with several entries for each row, as those of frames: it is also given how many."""
+
+        def own(value: Any, *more: Any) -> Any:
+            each = int(self.has(value))
+            if not each and isinstance(value, Tensor) and value.ndim and not len(value) % self.length:
+                each = len(value) // self.length
+            return function(each, value, *more) if each else (value, *more)[-1]
+
+        return tree_map(own, tree, *others, is_leaf=self.has)
 
 
 class Call(NamedTuple):
@@ -78,7 +86,7 @@ def kind_of(call: Call) -> str:
     """
 
     def kind(value: Any, axis: int | None) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list) and axis is not None:
             return sorted({f"{item.dtype} {item.ndim}" if isinstance(item, Tensor) else "" for item in value})
         if not isinstance(value, Tensor):
             return told(value)
@@ -145,7 +153,19 @@ class Forwards:
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
         self.axes: dict[tuple[str, str], int | None] = {}  # of arguments: what is known of them
         self._counts: dict[tuple[str, str], set[int]] = {}  # of rows that they came with
+        self._lists: dict[tuple[str, str], set[int]] = {}  # the same of lists of numbers with as many entries
+        self._every: dict[str, set[int]] = {}  # counts of rows of a network's calls
         self._ratios: dict[tuple[str, str], list[float | None]] = {}  # of an axis to the rows, where all calls agree
+
+    def anew(self) -> Forwards:
+        """Those that know no more of arguments than the shapes of outputs."""
+        other = Forwards(self._compute)
+        other._known = self._known
+        return other
+
+    def knows(self, call: Call) -> bool:
+        """Whether no network has to run for the shapes of what it returns."""
+        return call.size in self._known
 
     def noted(
         self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
@@ -153,6 +173,8 @@ class Forwards:
         """A call as the pipeline makes it for a state; ``of_states`` tells which arguments are made of states."""
         first = next(v for v in arguments.values() if isinstance(v, list) or (isinstance(v, Tensor) and v.ndim))
         rows = Rows(len(first), isinstance(first, list))
+        every = self._every.setdefault(network, set())
+        every.add(rows.length)
         leaves, tree = tree_flatten_with_path(arguments, is_leaf=rows.has)
         axes, types = list[int | None](), list[torch.dtype | None]()
         for path, leaf in leaves:
@@ -161,10 +183,13 @@ class Forwards:
                 self._types.setdefault(key, tensor.dtype)
                 if of_states(tensor):  # which are float32 here, also where the pipeline's own are not
                     self._types[key] = self._compute
-            axes.append(
-                self._axis(key, leaf, rows.length) if isinstance(leaf, Tensor) else 0 if rows.has(leaf) else None
-            )
+            if isinstance(leaf, list) and rows.has(leaf):
+                axes.append(0 if tensors_in(leaf) else self._axis_of_numbers(key, rows.length, every))
+            else:
+                axes.append(self._axis(key, leaf, rows.length) if isinstance(leaf, Tensor) else None)
             types.append(self._types.get(key))
+        # lists of numbers that had no entry for each row in this call
+        self.axes |= {key: None for key in self._lists if key[0] == network and self._lists[key] != every}
         size = network, *(leaf.shape for leaf in tree_leaves(first[0]))
         return Call(network, [leaf for _, leaf in leaves], axes, types, tree, rows, size)
 
@@ -183,6 +208,12 @@ class Forwards:
             if ratio is not None and (len(counts) > 1 or (axis, ratio) == (0, 1))
         )  # fmt: skip
         self.axes[key] = axis = next(known, None)
+        return axis
+
+    def _axis_of_numbers(self, key: tuple[str, str], count: int, every: set[int]) -> int | None:
+        """The same of a list of numbers: 0 if it was as long as there were rows in every call of the network."""
+        self._lists.setdefault(key, set()).add(count)
+        self.axes[key] = axis = 0 if self._lists[key] == every else None
         return axis
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
@@ -231,7 +262,10 @@ class Forwards:
         zeros, rows = self._known[call.size]
         count = call.rows.length
         return rows.map(
-            lambda all: all[:1] * count if isinstance(all, list) else all[:1].expand(count, *all.shape[1:]), zeros
+            lambda each, all: (
+                all[:1] * count if isinstance(all, list) else all[:1].expand(each * count, *all.shape[1:])
+            ),
+            zeros,
         )
 
     def answered(
@@ -273,8 +307,10 @@ class Forwards:
                     whole, start = joined([calls[i] for i in part]), 0
                     output = self(networks[name], whole)
                     for i in part:
-                        own = slice(start, start := start + calls[i].rows.length)
-                        outputs[i] = whole.rows.map(operator.itemgetter(own), output)
+                        zeros, rows = self._known[calls[i].size]
+                        end = start + calls[i].rows.length
+                        outputs[i] = rows.map(partial(_between, start, end), zeros, output)
+                        start = end
                 for _ in range(count - counts[name]):  # 0 with the output's gradients
                     spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
             if isinstance(spare, Tensor):
@@ -282,6 +318,11 @@ class Forwards:
             answers = {i: [None] * len(some) for i, some in asked.items()}
             for (_, at, i), output in zip(places, outputs, strict=True):
                 answers[i][at] = output
+
+
+def _between(start: int, end: int, each: int, _: Any, value: Any) -> Any:
+    """Entries of some rows, each of which has so many."""
+    return value[start * each : end * each]
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.checks import TOGETHER, check_samples, check_steps
+from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps
 from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -116,6 +116,8 @@ class PipelineModel(LoadedPipeline):
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
         self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
+        # checks run single rows, for which each block would be compiled once more
+        self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
         self.forwards = Forwards(self.compute)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
@@ -314,12 +316,13 @@ class PipelineModel(LoadedPipeline):
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
-        with explained(self.class_name), torch.no_grad():
+        with self._as_it_is(), explained(self.class_name), torch.no_grad():
             check_steps(self, full, guidance)
             check_samples(self, full, guidance)
             if guidance > 1:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
                     check_samples(self, full, 1.0)
+            check_arguments(self, full, guidance)
         self._verified.add(way)
 
     def run(self, request: Requests, guidance: float, run: PipelineRun) -> Any:

@@ -38,11 +38,6 @@ class Networks(nn.ModuleDict):
             ]
             attach(network, dataclasses.replace(config, target_modules=own), adapter_name)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return next(self.parameters()).dtype
-
 
 class PixelSpace(nn.Module):
     """Encodes and decodes to the same values, in [-1, 1]."""
@@ -247,6 +242,9 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
     compare_attention(backend, "native", run, BACKENDS[compute], compute)
 
 
+VARIANTS = 64  # of a block
+
+
 def compile_blocks(network: nn.Module) -> None:
     """Compile the blocks that a network repeats, each kind once.
 
@@ -257,6 +255,9 @@ def compile_blocks(network: nn.Module) -> None:
         raise UserError(
             f"model.compile is true, but diffusers names no repeated blocks of {type(network).__name__}; remove it"
         )
+    # by one row or more, the adapter, whether it is cached in compute precision, and gradients; after 8 of them torch
+    # would run a block as it is
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     network.compile_repeated_blocks()  # type: ignore[operator]
 
 

@@ -83,6 +83,7 @@ class EncoderCache:
                 if inside:  # called by another recorded function
                     return function(*args, **kwargs)
                 with nullcontext() if run.trace is None else run.trace.paused():
+                    run.asked(getattr(function, "__name__", ""), args, kwargs)
                     if count == len(self._results):
                         inside = True
                         try:
@@ -300,6 +301,9 @@ class PipelineRun:
         if any([step.name for step in stream] != [step.name for step in streams[0]] for stream in streams):
             raise Unsupported("it steps several schedulers in an iteration, whose times differ")
         return list(zip(*streams, strict=True))
+
+    def asked(self, *question: Any) -> None:
+        """What an encoder is to be called with: its name, and arguments."""
 
     def answered(self, result: Any) -> Any:
         """What an encoder gave."""
