@@ -261,5 +261,7 @@ def compile_blocks(network: nn.Module) -> None:
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The modules of a network's lists of blocks, in the order that they run in."""
-    return [block for child in network.children() if isinstance(child, nn.ModuleList) for block in child]
+    """The modules of a network's lists of blocks, in the order that they run in; of what writes tokens its decoder's, as
+    not every forward runs those of a vision tower."""
+    own = network.get_decoder() if hasattr(network, "generate") else network  # type: ignore[operator]
+    return [block for child in own.children() if isinstance(child, nn.ModuleList) for block in child]
