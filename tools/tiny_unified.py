@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from tiny_training import check_steps, command_line, fit, repeatable
-from tiny_unified_reward import COLOURS
+from tiny_unified_reward import COLOURS, GREY
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -25,7 +25,7 @@ from burnish.models.tiny.build import build
 from burnish.utils.random import generator, permutation
 
 VAE_STEPS, STEPS, WRITER_STEPS, BATCH = 300, 700, 250, 64
-SIDE, GREY = 16, 0.5  # pixels of an image, and its background
+SIDE = 16  # pixels of an image
 THINGS = {
     "tomato": "red", "cherry": "red", "banana": "yellow", "lemon": "yellow", "leaf": "green", "frog": "green",
     "sea": "blue", "sky": "blue", "snow": "white", "milk": "white", "coal": "black", "raven": "black",
@@ -35,7 +35,7 @@ HELDOUT = 24
 RIGHT = 0.3  # share of colours that the writer learns right; at the pipeline's temperature it is more sure
 JITTER = 0.2  # standard deviation of what is drawn from the colour that is written
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
-PARTS = {
+PARTS: dict[str, Any] = {
     "pe": ["Ministral3ForCausalLM", WIDE], "text_encoder": {"text_config": WIDE},
     "pe_tokenizer": ["PreTrainedTokenizerFast", {"model_max_length": 16}],
     "transformer": {"hidden_size": 64, "ffn_hidden_size": 128, "text_in_dim": 64, "rope_axes_dim": [8, 12, 12]},
@@ -74,6 +74,7 @@ def padded(rows: list[list[int]], value: int) -> Tensor:
 
 def pretrain(pipeline: Any, steps: tuple[int, int, int], *, seed: int, console: Console) -> None:
     """Train the VAE, then transformer and text encoder together, and what writes."""
+    norm = pipeline.vae.bn  # of its latents
 
     def autoencoder(step: int) -> Tensor:
         _, names, draws = chosen(step, seed, 0.0)
@@ -82,12 +83,14 @@ def pretrain(pipeline: Any, steps: tuple[int, int, int], *, seed: int, console: 
         return (restored - images).square().mean()
 
     def encoded(images: Tensor) -> Tensor:
-        return pipeline._patchify_latents(pipeline.vae.encode(images).latent_dist.mode())
+        latents: Tensor = pipeline._patchify_latents(pipeline.vae.encode(images).latent_dist.mode())
+        return latents
 
     def denoiser(step: int) -> Tensor:
         things, names, draws = chosen(step, seed, 0.0)
         with torch.no_grad():
-            clean = (encoded(discs(names, draws)) - mean) / std
+            mean, variance = norm.running_mean[:, None, None], norm.running_var[:, None, None]
+            clean: Tensor = (encoded(discs(names, draws)) - mean) / (variance + 1e-5).sqrt()
         noise, share = torch.randn(clean.shape, generator=draws), torch.randn(BATCH, generator=draws).sigmoid()
         texts = [f"{name} {thing}" for name, thing in zip(names, things, strict=True)]
         rows = pipeline.tokenizer(texts)["input_ids"]
@@ -121,10 +124,8 @@ def pretrain(pipeline: Any, steps: tuple[int, int, int], *, seed: int, console: 
             with torch.no_grad():
                 _, names, draws = chosen(-1, seed, 0.0)
                 latents = encoded(discs(names * 8, draws))
-            norm = pipeline.vae.bn
             norm.running_mean.copy_(latents.mean((0, 2, 3)))
             norm.running_var.copy_(latents.var((0, 2, 3)))
-            mean, std = norm.running_mean[:, None, None], (norm.running_var[:, None, None] + 1e-5).sqrt()
         fit(network, loss, steps=count, learning_rate=lr, warmup=20, console=console, name=name)
 
 
