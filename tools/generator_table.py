@@ -114,7 +114,8 @@ REASONS = """## Why some differ from the pipeline's own call
 - *condition*: the pipeline draws more than its first latents from the sample's generator: noise in the encoding of its
   image, or in what it keeps of it, or tokens that a frozen part writes. In Burnish all samples of a prompt share what
   is random in their condition, or a group would be compared on unequal terms. *Then* both sides have it from the same
-  seed, and encode to means.
+  seed, and encode to means. What writes in GLM-Image and ErnieImage writes for each sample
+  [once it is trained](sampling.md#tokens-before-the-image), on one process or several.
 """
 REFUSED = """## Measured, and not trained
 """

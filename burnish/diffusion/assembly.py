@@ -283,11 +283,6 @@ class FlowAssembly(Assembly):
                 f"{said}, but {config.algorithm.name} has samples of a prompt share their first steps "
                 "(algorithm.shared_noise); set it to false, or choose flow_grpo"
             )
-        if config.ranks > 1:
-            raise UserError(
-                f"{said}, which one process can train alone, but pools.train has {config.ranks}; set "
-                "pools.train.processes=1, or leave it out"
-            )
 
     def check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""

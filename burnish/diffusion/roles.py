@@ -54,8 +54,7 @@ class NetworkRole:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
         with self.around(), self.active() as network:
-            predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
-            return predict() if self.sharded is None else self.sharded(predict)
+            return self._run(partial(self.model.predict, network, x, time, conditioning, guidance=scale))
 
     def write(
         self, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
@@ -67,7 +66,12 @@ class NetworkRole:
     def token_logprobs(self, conditioning: Requests) -> Tensor:
         """Log-probs [M, T] of the tokens of samples, with gradients; 0 beyond their ends."""
         with self.around(), self.active() as network:
-            return self.model.token_logprobs(network, conditioning)
+            return self._run(partial(self.model.token_logprobs, network, conditioning))
+
+    def _run(self, compute: Callable[..., Tensor]) -> Tensor:
+        """What the model makes of the network, with the other ranks that hold it."""
+        run = partial(compute, agree=self.agree)
+        return run() if self.sharded is None else self.sharded(run)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def rank_micro_batches(
     """Micro-batches of this rank's rows with the weights of their losses, and whether it is the last one: the same
     number on every rank.
 
-    A sharded network runs on all ranks or none, so a rank with fewer micro-batches repeats a small one with weight 0.
+    A sharded network runs on all ranks or none, so a rank with fewer micro-batches of a kind repeats a small one with
+    weight 0.
 
     Args:
         algorithm: splits the batch.
@@ -86,13 +87,17 @@ def _weighted(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> It
     if ranks.size == 1:
         yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
         return
-    own = bring(batch, ranks, shares(batch.costs(), ranks.size))
-    micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
-    missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
-    yield from ((micro, 1.0) for micro in micro_batches)
-    if missing:
-        repeated = next(algorithm.micro_batches(without_others(batch), 1))
-        yield from [(repeated, 0.0)] * missing
+    own, kinds = bring(batch, ranks, shares(batch.costs(), ranks.size)), defaultdict[str, list[Batch]](list)
+    for micro in algorithm.micro_batches(own, size) if len(own) else ():
+        kinds[type(micro).__name__].append(micro)
+    counts = ranks.gather({kind: len(some) for kind, some in kinds.items()})  # before the first forward, a collective
+    for kind in sorted({kind for there in counts for kind in there}):
+        yield from ((micro, 1.0) for micro in kinds[kind])
+        if missing := max(there.get(kind, 0) for there in counts) - len(kinds[kind]):
+            rows = (without_others(batch.select([row])) for row in range(len(batch)))
+            every = (micro for row in rows for micro in algorithm.micro_batches(row, 1))
+            repeated = next(micro for micro in every if type(micro).__name__ == kind)
+            yield from [(repeated, 0.0)] * missing
 
 
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import pretrain_tiny
 import tiny_training
+import tiny_unified
 import tiny_video
 import tiny_video_data
 import tiny_vlm
@@ -56,6 +57,7 @@ def test_questions_about_scans_are_right_and_those_of_the_script(tmp_path):
 
 TINY: list[tuple[ModuleType, list[str], str, dict]] = [
     (pretrain_tiny, ["--steps", "2"], "model/transformer/diffusion_pytorch_model.safetensors", {}),
+    (tiny_unified, ["--steps", "2"], "model/pe/model.safetensors", {}),
     (
         tiny_video, ["--vae-steps", "2", "--steps", "2", "--last-steps", "2"],
         "model/vae/diffusion_pytorch_model.safetensors",

@@ -243,7 +243,7 @@ class StepPolicyGradient(PolicyGradient):
             probe, tokens = steps.select(slice(0, size)), trace.select(slice(0, size))
             apart = [self.read(logprobs, probe, roles)[:, 0] - probe.logprob] if len(probe) else []
             if tokens.token_mask.any():
-                apart.append(in_tokens(tokens, roles.policy, size) - tokens.token_logprob)
+                apart.append(in_tokens(tokens, roles.policy, roles) - tokens.token_logprob)
             return max((float(one.abs().max()) for one in apart), default=0.0)
 
         old_logprobs, metrics = self.old_logprobs(roles, difference)
@@ -259,12 +259,12 @@ class StepPolicyGradient(PolicyGradient):
         token_old = token_reference = trace.token_logprob
         token_learner = trace.token_logprob
         if forward and token_old.shape[1]:
-            token_learner = in_tokens(trace, roles.policy, size)
+            token_learner = in_tokens(trace, roles.policy, roles)
             token_old = token_learner if old_logprobs == "recomputed" else token_old
         with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
             reference = means(roles.reference) if self.kl_coef > 0 else unread
             if self.kl_coef > 0 and token_old.shape[1]:
-                token_reference = in_tokens(trace, roles.reference, size)
+                token_reference = in_tokens(trace, roles.reference, roles)
         return AnnotatedSteps(
             scored=scored,
             old=old.reshape(*shape, *old.shape[1:]),
@@ -484,13 +484,15 @@ def of_tokens(role: Any, conditioning: Requests, width: int) -> Tensor:
     return torch.nn.functional.pad(found, (0, width - found.shape[1]))
 
 
-def in_tokens(trace: Denoising, role: Any, size: int) -> Tensor:
-    """The same [B, T] of all samples, ``size`` at once, without gradients."""
+def in_tokens(trace: Denoising, role: Any, roles: FlowRoles) -> Tensor:
+    """The same [B, T] of all samples, by micro-batches, without gradients."""
     import torch
 
+    def part(some: Denoising) -> Tensor:
+        return of_tokens(role, some.conditioning, trace.token_mask.shape[1]).cpu()
+
     with torch.no_grad():
-        width, parts = trace.token_mask.shape[1], trace.split(size)
-        return torch.cat([of_tokens(role, part.conditioning, width).cpu() for part in parts])
+        return torch.cat(roles.distribute(part, trace.split(roles.micro_batch_size)))
 
 
 def summed(loss: Tensor, values: dict[str, Any]) -> Loss:

@@ -92,8 +92,8 @@ class FlowModel(Protocol):
             size: rows that are written at once.
         """
 
-    def token_logprobs(self, network: nn.Module, conditioning: Requests) -> Tensor:
-        """Log-probs [M, T] of the tokens of rows, with gradients; 0 beyond their ends."""
+    def token_logprobs(self, network: nn.Module, conditioning: Requests, *, agree: Agree | None = None) -> Tensor:
+        """Log-probs [M, T] of the tokens of rows, with gradients; 0 beyond their ends. ``agree``: see ``predict``."""
 
     def start(self, conditioning: Requests, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.

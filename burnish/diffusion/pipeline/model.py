@@ -193,15 +193,18 @@ class PipelineModel(LoadedPipeline):
                 self._reads_alike = True
         return replace(conditioning, written=[ids for ids, _ in found]), [logprob for _, logprob in found]
 
-    def token_logprobs(self, network: nn.Module, conditioning: Requests) -> Tensor:
+    def token_logprobs(self, network: nn.Module, conditioning: Requests, *, agree: Agree | None = None) -> Tensor:
         assert self.writer is not None, "nothing writes"
         part, parts = by_name(network, self.names)[self.writer], list[Tensor]()
-        longest = max(map(len, conditioning.written))
-        for rows in self._of_a_prompt(conditioning, len(conditioning)):
+        longest, prompts = max(map(len, conditioning.written)), [*self._of_a_prompt(conditioning, len(conditioning))]
+        here = {self.writer: len(prompts)}
+        more = (here if agree is None else agree(here))[self.writer] - len(prompts)
+        for rows in (*prompts, *[prompts[0]] * more):
             some = conditioning.select(rows)
             found = token_logprobs(part, self._question(some), some.written, self.compute)
             parts.append(torch.nn.functional.pad(found, (0, longest - found.shape[1])))
-        return torch.cat(parts)
+        own = torch.cat(parts[: len(prompts)])
+        return own + sum(part.sum() * 0 for part in parts[len(prompts) :]) if more else own
 
     def _of_a_prompt(self, requests: Requests, size: int) -> Iterator[list[int]]:
         """Rows of the same prompt, neighbours, ``size`` at most at once."""

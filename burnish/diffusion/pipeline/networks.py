@@ -262,5 +262,9 @@ def compile_blocks(network: nn.Module) -> None:
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The modules of a network's lists of blocks, in the order that they run in."""
-    return [block for child in network.children() if isinstance(child, nn.ModuleList) for block in child]
+    """The modules of a network's lists of blocks, in the order that they run in.
+
+    Of what writes tokens those of its decoder: not every forward runs a vision tower.
+    """
+    own = network.get_decoder() if hasattr(network, "generate") else network  # type: ignore[operator]
+    return [block for child in own.children() if isinstance(child, nn.ModuleList) for block in child]

@@ -176,13 +176,16 @@ def check_tokens(
 def token_logprobs(part: Any, question: Question, written: Sequence[Sequence[int]], compute: torch.dtype) -> Tensor:
     """Log-probs [B, T] of what was written, with gradients, by two forwards: of the prompt, and of all tokens at once.
 
+    There are always two, as ranks that hold the part together make the same number.
+
     Args:
         part: wrote them.
         question: of the prompt.
         written: ids of B samples of that prompt; rows end in zeros.
         compute: precision of the forward passes.
     """
-    inputs, longest = question.repeated(len(written)), max(map(len, written))
+    inputs, count = question.repeated(len(written)), max(map(len, written))
+    longest = max(count, 2)
     prompt = inputs.pop("input_ids")
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in written], device=prompt.device)
     seen = inputs.pop("attention_mask", torch.ones_like(prompt))
@@ -190,14 +193,13 @@ def token_logprobs(part: Any, question: Question, written: Sequence[Sequence[int
     given = {**inputs, "past_key_values": cache, "use_cache": True}
     with torch.autocast(part.device.type, compute, compute != torch.float32):
         first = part.prepare_inputs_for_generation(prompt, attention_mask=seen, is_first_iteration=True, **given)
-        logits = [part(**first).logits[:, -1:]]
-        if longest > 1:
-            seen = torch.cat([seen, seen.new_ones(len(ids), longest - 1)], 1)
-            further = torch.cat([prompt, ids[:, :-1]], 1)
-            rest = part.prepare_inputs_for_generation(
-                further, attention_mask=seen, next_sequence_length=longest - 1, **given
-            )
-            logits.append(part(**rest).logits)
-    found = question.logprobs(torch.cat(logits, 1)).gather(-1, ids[..., None])[..., 0]
+        start = part(**first).logits[:, -1:]
+        seen = torch.cat([seen, seen.new_ones(len(ids), longest - 1)], 1)
+        further = torch.cat([prompt, ids[:, :-1]], 1)
+        rest = part.prepare_inputs_for_generation(
+            further, attention_mask=seen, next_sequence_length=longest - 1, **given
+        )
+        logits = torch.cat([start, part(**rest).logits], 1)
+    found = question.logprobs(logits).gather(-1, ids[..., None])[..., 0]
     real = torch.tensor([[n < len(row) for n in range(longest)] for row in written], device=found.device)
-    return torch.where(real, found, 0.0)
+    return torch.where(real, found, 0.0)[:, :count]
