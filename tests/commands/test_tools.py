@@ -10,6 +10,10 @@ import pytest
 import torch
 
 import burnish as package
+from benchmarks.gpu.runs import RUNS, options_of
+from benchmarks.gpu.trace import shares
+from burnish.commands import doctor
+from burnish.config import load
 from tests.support.reports import write_lines
 from tests.support.tiny_run import burnish
 
@@ -115,6 +119,35 @@ def test_doctor_says_whether_the_quickstart_can_run(monkeypatch):
     said = burnish("doctor", status=1).out
     assert "fail" in said
     assert "output_dir" in said
+
+
+def test_doctor_warns_of_gpus_that_are_slow_to_reach(monkeypatch):
+    for name, found in {"device_count": 2, "can_device_access_peer": False}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
+    for name, found in {"launch_time": 0.1, "copy_speed": 2.0}.items():
+        monkeypatch.setattr(doctor, name, lambda _, found=found: found)
+    monkeypatch.setattr(doctor, "sum_speed", lambda *_: 1 / 0)
+    state, found, advice = doctor.check_speed()
+    assert (state, found) == ("warn", "a kernel every 0.1 µs, 2.0 GB/s from pinned memory, peer-to-peer does not work")
+    assert all(word in advice for word in ("PCIe", "topo", "division by zero"))
+
+
+@pytest.mark.thorough
+def test_processes_of_a_cpu_sum_and_runs_of_make_gpu_have_valid_options(tmp_path):
+    assert doctor.sum_speed("cpu", 2) > 0
+    for run in RUNS:
+        assert load(run.recipe, options_of(run, tmp_path, tmp_path, 8, "python")).model.device == "cuda"
+
+
+def test_a_trace_tells_what_bounds_a_phase():
+    work = [
+        ("gen", "user_annotation", 0, 10),
+        ("gemm", "kernel", 0, 4),
+        ("nccl", "kernel", 2, 6),
+        ("add", "kernel", 8, 9),
+    ]
+    events = [{"ph": "X", "name": name, "cat": kind, "ts": at, "dur": end - at} for name, kind, at, end in work]
+    assert shares(events) == {"gen": pytest.approx({"operations": 0.4, "memory": 0.1, "network": 0.2, "launches": 0.3})}
 
 
 # check-reward: a scorer that is right, and what is found in one that isn't
