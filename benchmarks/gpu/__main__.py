@@ -32,8 +32,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.runs import RUNS, Run, measured, options_of, write_tiny
+from benchmarks.gpu.runs import RUNS, Run, measured, options_of
 from benchmarks.gpu.table import figures
+from benchmarks.processes import Processes
 
 Rows = list[dict[str, Any]]
 HERE = Path(__file__).parents[2]
@@ -74,6 +75,7 @@ class Suite:
     cards: int = field(default_factory=torch.cuda.device_count)
     deadline: float = 0.0  # of the part that runs
     shared: float = 0.0  # most GB in /dev/shm that its processes have had at once
+    cpu: float = 0.0  # seconds that they have used
     plans: dict[str, Path] = field(default_factory=dict)  # of runs that a plan is to be put beside
 
     @property
@@ -87,17 +89,19 @@ class Suite:
 
     def command(self, *arguments: str, **environment: str) -> str:
         """Run Python with arguments until the part's deadline: what it printed."""
-        before = _shared()
+        shared = _shared()
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env=os.environ | environment,
         )  # fmt: skip
+        family, before = Processes(process.pid), self.cpu
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    out, errors = process.communicate(timeout=0.2)
+                    out, errors = process.communicate(timeout=1.0)
                     break
-                self.shared = max(self.shared, _shared() - before)
+                self.shared = max(self.shared, _shared() - shared)
+                self.cpu = before + family.cpu_seconds()
                 if time.monotonic() > self.deadline:
                     raise PartFailed("timed out")
         finally:
@@ -129,10 +133,7 @@ class Suite:
             return folder
         for weights in self.folder.glob("*/**/*.safetensors"):
             weights.unlink()
-        if self.smoke:
-            write_tiny(run, folder)
-            return folder
-        self.command("benchmarks.gpu.runs", "weights", run.model, str(folder))
+        self.command("benchmarks.gpu.runs", "model", run.name, str(folder))
         return folder
 
 
@@ -190,7 +191,9 @@ def model(run: Run) -> Callable[[Suite, Path], Rows]:
         suite.plans[run.name] = suite.folder / "plans" / f"{len(suite.plans)}"
         suite.plans[run.name].mkdir(parents=True)
         shutil.copy(folder / "run" / "config.yaml", suite.plans[run.name])
-        return [row | ({"/dev/shm GB": suite.shared} if row["phase"] == "update_weights" else {}) for row in found]
+        return [
+            row | ({"/dev/shm GB": suite.shared} if row["phase"].startswith("update_weights") else {}) for row in found
+        ]
 
     return rows
 
@@ -218,10 +221,10 @@ def _missing(run: Run) -> Callable[[Suite], str]:
 
 
 PARTS = (
-    Part("links", links, 180),
-    Part("quickstart", quickstart("quickstart"), 300),
-    Part("vlm_quickstart", quickstart("vlm_quickstart"), 300),
-    Part("agreement", agreement, 180),
+    Part("links", links, 300),
+    Part("quickstart", quickstart("quickstart"), 600),
+    Part("vlm_quickstart", quickstart("vlm_quickstart"), 600),
+    Part("agreement", agreement, 600),
     *(Part(run.name, model(run), 900, _missing(run)) for run in RUNS),
 )
 
@@ -231,7 +234,7 @@ def run_all(suite: Suite, names: Sequence[str], seconds: float) -> dict[str, Any
     found: dict[str, Any] = {"rows": {}, "skipped": {}, "failed": {}}
     end = time.monotonic() + seconds
     for part in [part for part in PARTS if part.name in names]:
-        start = time.monotonic()
+        start, cpu = time.monotonic(), suite.cpu
         left = end - start
         suite.deadline = start + min(part.seconds, left)
         try:
@@ -240,7 +243,7 @@ def run_all(suite: Suite, names: Sequence[str], seconds: float) -> dict[str, Any
                 raise Skipped(reason)
             with tempfile.TemporaryDirectory(dir=suite.folder) as folder:
                 found["rows"][part.name] = part.run(suite, Path(folder))
-            print(f"{part.name}: {time.monotonic() - start:.0f} s", flush=True)
+            print(f"{part.name}: {time.monotonic() - start:.0f} s, {suite.cpu - cpu:.0f} CPU-s", flush=True)
         except (PartFailed, Skipped, ValueError) as error:
             kind = "skipped" if isinstance(error, Skipped) else "failed"
             found[kind][part.name] = str(error)
@@ -290,7 +293,7 @@ def main() -> int:
     parser.add_argument("--vllm", default=os.environ.get("BURNISH_VLLM"), help="Python of an environment with vLLM")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no part after these")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="these parts alone")
-    given = parser.parse_args()
+    given, begin = parser.parse_args(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="burnish-gpu-") as folder:
         suite = Suite(Path(folder), vllm=given.vllm)
         if suite.smoke:
@@ -298,7 +301,7 @@ def main() -> int:
         found = run_all(suite, given.only or [part.name for part in PARTS], 60 * given.minutes)
         put_beside(suite, found)
     found["machine"] = machine(suite)
-    print("\n" + figures(found))
+    print(f"in all: {time.monotonic() - begin:.0f} s, {suite.cpu + time.process_time():.0f} CPU-s\n\n{figures(found)}")
     if given.output is not None:
         given.output.write_text(json.dumps(found, indent=1) + "\n")
     return int(bool(found["failed"]))

@@ -3,7 +3,7 @@
 A model is described by its published configuration and gets random weights, so that nothing is downloaded. Its samples
 mean nothing; what they cost does not depend on that. The last update is traced; the one before it is measured.
 
-    python -m benchmarks.gpu.runs weights Qwen/Qwen-Image FOLDER    # writes such a model
+    python -m benchmarks.gpu.runs model Qwen-Image FOLDER           # writes such a model
     python -m benchmarks.gpu.runs plan RUN...                       # what burnish plan says of runs: a line for each
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.gpu.trace import PHASES, of_run
 
-UPDATES = 3  # the first starts what has to start
+SMALL = 0.01  # of a step: shorter phases are left out
 TEXT = "a red cube on a blue table beside a window, number "
 REWARD = f"{{name: function, path: '{Path(__file__).parent / 'reward.py'}:varied'}}"
 COMMON = (
@@ -113,6 +113,7 @@ def options_of(run: Run, folder: Path, model: Path, cards: int, vllm: str | None
         vllm: Python of its environment.
     """
     side, count, device = (812, 64 * cards, "cuda") if cards else (56, 16, "cpu")
+    updates = 3 if cards else 2  # the first of three starts what has to start
     used = 1 if run.cards == 1 else cards or 2
     small = TINY_TEXTS if run.sees else TINY_IMAGES
     chosen = [*(run.options if cards else small), *run.always]
@@ -135,7 +136,7 @@ def options_of(run: Run, folder: Path, model: Path, cards: int, vllm: str | None
     every = [
         *machine, *COMMON, *_without_rewards(run), f"model.path={model}", f"model.device={device}",
         f"model.dtype={'bfloat16' if cards else 'float32'}", f"data.train_files={prompts}",
-        f"data.val_files={prompts}", f"output_dir={folder / 'run'}", f"steps={UPDATES}", f"profiler.steps=[{UPDATES}]",
+        f"data.val_files={prompts}", f"output_dir={folder / 'run'}", f"steps={updates}", f"profiler.steps=[{updates}]",
         *chosen,
     ]  # fmt: skip
     return list({option.partition("=")[0]: option for option in every}.values())  # the last of equal names
@@ -148,32 +149,29 @@ def _without_rewards(run: Run) -> list[str]:
     return [f"rewards.{label}=null" for label in load(run.recipe, []).rewards]
 
 
-def write_model(name: str, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a published model with random weights, drawn on the device where that takes seconds."""
+def write_model(run: Run, folder: Path, *, smoke: bool) -> None:
+    """Write a run's model with random weights, drawn on the GPU where that takes seconds; ``smoke`` is the tiny one."""
     import diffusers
     import transformers
 
-    from burnish.plan.published import published
-    from burnish.utils.weights import from_config
-
-    published()[name].write(folder)
-    for file in sorted(folder.rglob("config.json")):
-        config = json.loads(file.read_text())
-        of_diffusers = "_class_name" in config
-        library, named = (
-            (diffusers, config["_class_name"]) if of_diffusers else (transformers, config["architectures"][0])
-        )
-        with torch.device(device):
-            from_config(getattr(library, named), file.parent, dtype=dtype).save_pretrained(file.parent)
-
-
-def write_tiny(run: Run, folder: Path) -> None:
-    """Write the tiny model of a run's class."""
     from burnish.models.tiny import describe
     from burnish.models.tiny.build import write as write_pipeline
     from burnish.models.tiny.language import write as write_language
+    from burnish.plan.published import published
+    from burnish.utils.weights import from_config
 
-    (write_language if run.sees else write_pipeline)(describe(run.tiny), folder, seed=0)
+    if smoke:
+        (write_language if run.sees else write_pipeline)(describe(run.tiny), folder, seed=0)
+    else:
+        published()[run.model].write(folder)
+    for file in sorted(folder.rglob("config.json")):
+        config = json.loads(file.read_text())
+        library = diffusers if "_class_name" in config else transformers
+        kind = getattr(library, config.get("_class_name") or config["architectures"][0])
+        with torch.device("cpu" if smoke else "cuda"):
+            network = from_config(kind, file.parent, dtype=torch.float32 if smoke else torch.bfloat16)
+        network.save_pretrained(file.parent)
+        del network
 
 
 def planned(folder: Path) -> dict[str, Any]:
@@ -202,8 +200,8 @@ def measured(run: Run, folder: Path) -> list[dict[str, Any]]:
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     updates = [line for line in lines if "actor/loss" in line]
     row, traced, rows = updates[-2], of_run(folder), []
-    for phase in PHASES:
-        if f"timing_s/{phase}" not in row:
+    for phase in (*PHASES, "update_weights_vllm"):  # by ``timing_s/*``; the last is a part of gen
+        if row.get(f"timing_s/{phase}", 0.0) < SMALL * row["timing_s/step"]:
             continue
         unit = "token" if run.sees else "image"
         each = row.get(f"timing_per_{unit}_ms/{phase}")
@@ -234,16 +232,17 @@ def _plans(folders: list[Path]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    plan, weights = commands.add_parser("plan"), commands.add_parser("weights")
+    plan, model = commands.add_parser("plan"), commands.add_parser("model")
     plan.add_argument("folders", nargs="+", type=Path)
-    weights.add_argument("name")
-    weights.add_argument("folder", type=Path)
+    model.add_argument("name", choices=[run.name for run in RUNS])
+    model.add_argument("folder", type=Path)
     given = parser.parse_args()
     if given.command == "plan":
         for found in _plans(given.folders):
             print(json.dumps(found), flush=True)
     else:
-        write_model(given.name, given.folder, "cuda" if torch.cuda.is_available() else "cpu")
+        (run,) = (run for run in RUNS if run.name == given.name)
+        write_model(run, given.folder, smoke=not torch.cuda.is_available())
 
 
 if __name__ == "__main__":
