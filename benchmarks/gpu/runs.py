@@ -66,7 +66,11 @@ APART = (
     "async_rollout.depth=1",
 )  # fmt: skip
 VLLM = ("rollout.engine=vllm", "rollout.vllm.python=VLLM")
-TOGETHER = ("data.train_batch_size=MANY", "rollout.vllm.sleep=true")  # prompts enough for 256 responses on each card
+TOGETHER = (
+    "data.train_batch_size=MANY",
+    "rollout.vllm.sleep=true",
+    "algorithm.kl=null",
+)  # prompts enough for 256 responses on each card
 COMPILED = ("model.compile=true",)
 SD35, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"
 QWEN, WAN = "Qwen/Qwen-Image", "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
@@ -176,6 +180,7 @@ def write_model(run: Run, folder: Path, *, smoke: bool) -> None:
 
 def planned(folder: Path) -> dict[str, Any]:
     """What ``burnish plan`` says of a run by its phases, for an H100: GB, seconds, and what bounds them."""
+    from benchmarks.communication import INSIDE, RATES
     from burnish.config import load
     from burnish.config.hardware import Speed
     from burnish.plan.forecast import forecast, seconds_of
@@ -192,6 +197,9 @@ def planned(folder: Path) -> dict[str, Any]:
                 row["GB planned"] = max(*peaks, row.get("GB planned", 0.0))
             if times and "s planned" not in row:
                 row |= {"s planned": sum(seconds for seconds, _ in times), "bound planned": max(times)[1]}
+        if pool.name == "rollout":
+            sent = 2 * sum(pool.weights) / RATES[INSIDE]
+            found["update_weights"] |= {"s planned": sent, "bound planned": "network"}
     return found
 
 
@@ -207,12 +215,15 @@ def measured(run: Run, folder: Path) -> list[dict[str, Any]]:
         each = row.get(f"timing_per_{unit}_ms/{phase}")
         memory = [row.get(f"perf/{kind}_gb/{phase}") for kind in ("memory_allocated", "cpu_memory")]
         share = traced.get(phase, {}) if not (run.vllm and phase == "gen") else {}  # vLLM is another process
+        mfu = {"update_actor": "actor", "old_log_prob": "actor_infer"}.get(phase)
         rows.append(
-            {"name": run.name, "phase": phase, "unit": unit, "per s": each and 1000 / each,
-             "s": row[f"timing_s/{phase}"], "GB": next((value for value in memory if value), None),
-             "of peak": row.get(f"perf/mfu/{ {'update_actor': 'actor', 'old_log_prob': 'actor_infer'}.get(phase) }"),
-             "busy": 1 - share["launches"] if share else None,
-             "bound": max(share, key=lambda name: share[name]) if share else None}
+            {
+                "name": run.name, "recipe": run.recipe, "own sizes": run.options == OWN_SIZES, "phase": phase,
+                "unit": unit, "per s": each and 1000 / each, "of peak": row.get(f"perf/mfu/{mfu}"),
+                "s": row[f"timing_s/{phase}"], "GB": next((value for value in memory if value), None),
+                "busy": 1 - share["launches"] if share else None,
+                "bound": max(share, key=lambda name: share[name]) if share else None,
+            }
         )  # fmt: skip
     if updates[-1].get("actor/skipped_updates"):
         raise ValueError("an update learned nothing")
@@ -220,13 +231,11 @@ def measured(run: Run, folder: Path) -> list[dict[str, Any]]:
 
 
 def _plans(folders: list[Path]) -> Iterator[dict[str, Any]]:
-    from burnish.utils.errors import UserError
-
     for folder in folders:
         try:
             yield planned(folder)
-        except UserError as error:
-            yield {"error": str(error)}
+        except Exception as error:  # of one run; the others have their plans
+            yield {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ PAGE = Path(__file__).parents[2] / "benchmarks" / "README.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.gpu.table -->", "<!-- end of figures -->"
 HEADS = {"s planned": "plan", "GB planned": "plan", "bound planned": "plan", "planned": "plan", "name": ""}
 SHARES = ("busy", "of peak")
+CARDS = (24, 48, 80, 141, 192)  # GB of memory, as they are sold
+OVERHEAD, FRAGMENTS = 1.6, 1.05  # what a GPU needs beside the tensors, as the forecast has it
 Row = dict[str, Any]
 
 
@@ -36,8 +38,19 @@ def figures(found: dict[str, Any]) -> str:
     ]
     every = [row for rows in found["rows"].values() for row in rows]
     blocks += [_table(list(rows)) for _, rows in groupby(every, key=_kind)]
+    blocks += [_profile(rows, about["cards"]) for rows in found["rows"].values() if rows and rows[0].get("own sizes")]
     blocks += [f"{kind}: {name}: {reason}" for kind in ("skipped", "failed") for name, reason in found[kind].items()]
     return "\n\n".join(blocks)
+
+
+def _profile(rows: list[Row], cards: int) -> str:
+    """The hardware that a recipe may state, from what its run took."""
+    peak, plan = (max(row.get(name) or 0.0 for row in rows) for name in ("GB", "GB planned"))
+    memory = next((size for size in CARDS if size >= peak * FRAGMENTS + OVERHEAD), CARDS[-1])
+    return (
+        f"`{rows[0]['recipe']}`: `hardware: {{gpus: {cards or 2}, memory_gb: {memory}}}` by {peak:.3g} GB of tensors; "
+        f"the forecast has {plan:.3g} GB."
+    )
 
 
 COLUMNS = (

@@ -128,7 +128,7 @@ def timed(work: Callable[[], object], device: str, times: int = 3) -> float:
     """Seconds that a call takes on a device, after a first one."""
     import torch
 
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     work()
     wait()
     start = time.perf_counter()
@@ -182,8 +182,8 @@ def _sum(rank: int, ranks: int, device: str, folder: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     distributed.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
-        timeout=timedelta(seconds=PATIENCE),
+        "nccl" if device == "cuda" else "gloo", store=distributed.FileStore(f"{folder}/store", ranks), rank=rank,
+        world_size=ranks, timeout=timedelta(seconds=PATIENCE),
     )  # fmt: skip
     numbers = torch.ones(MEASURED // 4, device=device)
     seconds = timed(lambda: distributed.all_reduce(numbers), device)
