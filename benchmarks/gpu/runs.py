@@ -71,7 +71,7 @@ TOGETHER = (
     "rollout.vllm.sleep=true",
     "algorithm.kl=null",
 )  # prompts enough for 256 responses on each card
-COMPILED = ("model.compile=true",)
+COMPILED, KEPT = ("model.compile=true",), ("model.gradient_checkpointing=false",)
 SD35, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"
 QWEN, WAN = "Qwen/Qwen-Image", "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
 VL3, VL7 = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -92,7 +92,7 @@ RUNS = (
     Run("Qwen-Image, all cards", "qwen_image/flow_grpo", QWEN, "qwen-image", OWN_SIZES, EARLY, cards=2),
     Run("Wan2.2-A14B", "wan22/flow_grpo", WAN, "wan2.2", ("data.train_batch_size=1", "rollout.n=2"), EARLY),
     Run("Qwen2.5-VL-3B", "qwen25_vl/grpo", VL3, "qwen2_5_vl", TEXTS, ADAPTER),
-    Run("Qwen2.5-VL-3B, compiled", "qwen25_vl/grpo", VL3, "qwen2_5_vl", TEXTS, (*ADAPTER, *COMPILED)),
+    Run("Qwen2.5-VL-3B, compiled", "qwen25_vl/grpo", VL3, "qwen2_5_vl", TEXTS, (*ADAPTER, *COMPILED, *KEPT)),
     Run("Qwen2.5-VL-7B", "qwen25_vl/grpo", VL7, "qwen2_5_vl", TEXTS, ADAPTER),
     Run("Qwen2.5-VL-7B, all weights", "qwen25_vl/grpo", VL7, "qwen2_5_vl", ALL, cards=2),
     Run("Qwen2.5-VL-7B, publication", "qwen25_vl/grpo", VL7, "qwen2_5_vl", ALL, APART, cards=2),
