@@ -76,6 +76,7 @@ SD35, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.
 QWEN, WAN = "Qwen/Qwen-Image", "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
 VL3, VL7 = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"
 EARLY = ("algorithm.window.stop=2",)  # of three steps of the stand-in
+FIRST = ("algorithm.window.start=0", "algorithm.window.stop=1")  # which is the first expert's there, too
 TINY_IMAGES = (
     "data.train_batch_size=2", "rollout.n=2", "rollout.height=32", "rollout.width=32", "rollout.max_sequence_length=16",
     "rollout.num_inference_steps=3", "model.lora.rank=4",
@@ -90,7 +91,7 @@ RUNS = (
     Run("FLUX.1-dev, all cards", "flux/flow_grpo", FLUX, "flux", OWN_SIZES, cards=2),
     Run("Qwen-Image", "qwen_image/flow_grpo", QWEN, "qwen-image", IMAGES, EARLY),
     Run("Qwen-Image, all cards", "qwen_image/flow_grpo", QWEN, "qwen-image", OWN_SIZES, EARLY, cards=2),
-    Run("Wan2.2-A14B", "wan22/flow_grpo", WAN, "wan2.2", ("data.train_batch_size=1", "rollout.n=2"), EARLY),
+    Run("Wan2.2-A14B", "wan22/flow_grpo", WAN, "wan2.2", ("data.train_batch_size=1", "rollout.n=2"), FIRST),
     Run("Qwen2.5-VL-3B", "qwen25_vl/grpo", VL3, "qwen2_5_vl", TEXTS, ADAPTER),
     Run("Qwen2.5-VL-3B, compiled", "qwen25_vl/grpo", VL3, "qwen2_5_vl", TEXTS, (*ADAPTER, *COMPILED, *KEPT)),
     Run("Qwen2.5-VL-7B", "qwen25_vl/grpo", VL7, "qwen2_5_vl", TEXTS, ADAPTER),
