@@ -44,7 +44,7 @@ SHARED = Path("/dev/shm")
 FITS = "by forecast"  # begins what a run says that does not fit
 # stands for vLLM without a GPU
 STAND_IN = f"""#!/bin/sh
-FAKE_VLLM= FAKE_VLLM_LOG=/dev/null PYTHONPATH={HERE}/tests/support/fake_vllm:{HERE}:$PYTHONPATH exec {sys.executable} "$@"
+FAKE_VLLM= FAKE_VLLM_LOG=/dev/null PYTHONPATH={HERE}/tests/support/fake_vllm:$PYTHONPATH exec {sys.executable} "$@"
 """
 FEW = ("data.train_batch_size=2", "rollout.n=2", "validation.max_prompts=1", "validation.n=1")
 SHORT = {
@@ -284,7 +284,8 @@ def _shared() -> float:
 
 
 def _last_lines(text: str) -> str:
-    return " | ".join(line.strip() for line in text.strip().splitlines()[-3:])[-600:]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" ^~|")]
+    return " | ".join(lines[-3:])[-600:]
 
 
 def main() -> int:
