@@ -255,7 +255,7 @@ def put_beside(suite: Suite, found: dict[str, Any]) -> None:
     """Put what ``burnish plan`` says of every run beside what was measured."""
     if not suite.plans:
         return
-    suite.deadline = time.monotonic() + 120 * len(suite.plans)
+    suite.deadline = time.monotonic() + 300 * len(suite.plans)
     print("forecasting the runs", flush=True)
     try:
         said = suite.command("benchmarks.gpu.runs", "plan", *map(str, suite.plans.values()), CUDA_VISIBLE_DEVICES="")
