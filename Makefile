@@ -33,7 +33,7 @@ fast: $(VENV)/.installed-dev  ## in a minute: mathematics, contracts of parts, w
 pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in float32 and bfloat16
 	BURNISH_THOROUGH=1 $(PYTEST) tests/support tests/pretend_gpu
 
-gpu: $(VENV)/.installed-dev  ## what a GPU alone can show: under ten minutes on a card; without one, tiny models
+gpu: $(VENV)/.installed-dev  ## what GPUs alone can show: an hour on eight; without one, the same on tiny models
 	$(BIN)/python -m benchmarks.gpu $(if $(VLLM),--vllm $(VLLM)) --output gpu.json
 
 dist: $(VENV)/.installed-dev  ## what a release publishes: the source distribution, and the wheel that is built from it

@@ -6,9 +6,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -16,6 +19,9 @@ from burnish.utils.errors import UserError
 NEEDED_DISK = 1.0  # GB: checkpoints and samples of a few runs
 SHARED = Path("/dev/shm")
 NEEDED_SHARED = 1.0  # GB: containers have .06 unless they are given more
+SLOW_LAUNCH, SLOW_COPY = 15.0, 8.0  # µs of a kernel's launch, and GB/s from the CPU's memory: below PCIe 3
+MEASURED = 1 << 28  # bytes that are copied and summed
+PATIENCE = 60.0  # seconds that GPUs may take to sum them
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 AGAIN = "pip install --force-reinstall burnish"
 
@@ -92,6 +98,100 @@ def check_shared_memory() -> Finding:
     return ("ok", f"{free:.1f} GB free", "") if free >= NEEDED_SHARED else ("warn", f"{free:.2f} GB free", advice)
 
 
+def check_speed() -> Finding:
+    """How fast kernels are launched, data reaches a GPU, and GPUs sum it."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return "ok", "not measured without a GPU", ""
+    launch, copied = launch_time("cuda"), copy_speed("cuda")
+    found = [f"a kernel every {launch:.1f} µs", f"{copied:.1f} GB/s from pinned memory"]
+    wrong = []
+    if launch > SLOW_LAUNCH:
+        wrong.append("the CPU is slow or busy, so that GPUs wait for kernels")
+    if copied < SLOW_COPY:
+        wrong.append("look at the PCIe link (nvidia-smi -q)")
+    if count > 1:
+        peers = all(torch.cuda.can_device_access_peer(0, other) for other in range(1, count))
+        found += [f"peer-to-peer {'works' if peers else 'does not work'}"]
+        if not peers:
+            wrong.append("GPUs exchange through the CPU's memory: look at nvidia-smi topo -m, and IOMMU or ACS")
+        try:
+            found.append(f"{count} GPUs sum {sum_speed('cuda', count):.1f} GB/s (NCCL)")
+        except Exception as error:  # of a process, which may end in any way
+            wrong.append(f"several GPUs can't be used: {error!s:.300}")
+    return "warn" if wrong else "ok", ", ".join(found), "; ".join(wrong)
+
+
+def timed(work: Callable[[], object], device: str, times: int = 3) -> float:
+    """Seconds that a call takes on a device, after a first one."""
+    import torch
+
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    work()
+    wait()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait()
+    return (time.perf_counter() - start) / times
+
+
+def launch_time(device: str) -> float:
+    """Microseconds from one small kernel to the next."""
+    import torch
+
+    number = torch.zeros(1, device=device)
+    return 1e6 * timed(lambda: number.add_(1), device, 1000)
+
+
+def copy_speed(device: str) -> float:
+    """GB/s from the CPU's memory, pinned for a GPU."""
+    import torch
+
+    here = torch.zeros(MEASURED, dtype=torch.uint8, pin_memory=device == "cuda")
+    there = torch.empty_like(here, device=device)
+    return MEASURED / 1e9 / timed(lambda: there.copy_(here, non_blocking=True), device)
+
+
+def sum_speed(device: str, ranks: int) -> float:
+    """GB/s that each of some processes sends while all sum a tensor: the bus bandwidth of NCCL's tests.
+
+    Raises:
+        UserError: they don't end.
+    """
+    import torch
+
+    with TemporaryDirectory() as folder:
+        summing = torch.multiprocessing.spawn(_sum, (ranks, device, folder), ranks, join=False, daemon=True)
+        end = time.monotonic() + PATIENCE
+        while not summing.join(1.0):
+            if time.monotonic() > end:
+                for process in summing.processes:
+                    process.kill()
+                raise UserError(f"{ranks} GPUs did not sum a tensor within {PATIENCE:g} s; set NCCL_DEBUG=INFO")
+        return float(Path(folder, "speed").read_text())
+
+
+def _sum(rank: int, ranks: int, device: str, folder: str) -> None:
+    """In one of the processes: the first writes down the speed."""
+    import torch
+    from torch import distributed
+
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        "nccl" if device == "cuda" else "gloo", store=distributed.FileStore(f"{folder}/store", ranks), rank=rank,
+        world_size=ranks, timeout=timedelta(seconds=PATIENCE),
+    )  # fmt: skip
+    numbers = torch.ones(MEASURED // 4, device=device)
+    seconds = timed(lambda: distributed.all_reduce(numbers), device)
+    if rank == 0:
+        Path(folder, "speed").write_text(str(2 * (ranks - 1) / ranks * MEASURED / 1e9 / seconds))
+    distributed.destroy_process_group()
+
+
 def check_quickstart() -> Finding:
     """Whether the quickstart's recipe passes the checks of ``burnish train``."""
     from burnish.config import load
@@ -114,6 +214,6 @@ def check_plugins() -> Finding:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "packages": check_packages, "device": check_device, "folder": check_folder, "shared memory": check_shared_memory,
-    "quickstart": check_quickstart, "plugins": check_plugins,
+    "packages": check_packages, "device": check_device, "speed": check_speed, "folder": check_folder,
+    "shared memory": check_shared_memory, "quickstart": check_quickstart, "plugins": check_plugins,
 }  # fmt: skip

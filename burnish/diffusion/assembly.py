@@ -339,7 +339,8 @@ class FlowAssembly(Assembly):
     def check(self) -> None:
         if prompts := self._drawn_from:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
-            self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))  # nor those of validations
+            if self.config.validates:  # nor those of validations
+                self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))
         super().check()
         _ = self.roles.teachers
         for data in self.finished.values():

@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import burnish as package
+from benchmarks.gpu.runs import RUNS, options_of
+from benchmarks.gpu.trace import shares
+from burnish.commands import doctor
 from tests.support.reports import write_lines
 from tests.support.tiny_run import burnish
 
@@ -34,20 +36,17 @@ def test_names_lead_to_one_model(tmp_path):
 # tiny
 
 
-def index(folder: Path) -> dict:
-    return json.loads((folder / "model_index.json").read_text())
-
-
 def test_tiny_writes_a_pipeline_and_says_how_it_is_used(tmp_path):
     folder = tmp_path / "model"
     told = " ".join(burnish("tiny", "wan2.2", folder).out.split())
-    assert index(folder)["transformer_2"] == ["diffusers", "WanTransformer3DModel"]
+    index = folder / "model_index.json"
+    assert json.loads(index.read_text())["transformer_2"] == ["diffusers", "WanTransformer3DModel"]
     assert f"model.path={folder} rollout.height=32 rollout.width=32 rollout.num_frames=5" in told
     assert "--force" in burnish("tiny", "flux", folder, status=2).message
     burnish("tiny", "flux", folder, "--force")
-    assert index(folder)["_class_name"] == "FluxPipeline"
+    assert json.loads(index.read_text())["_class_name"] == "FluxPipeline"
     burnish("tiny", "clip", folder, "--force")
-    assert not (folder / "model_index.json").exists(), "nothing is left of what was there"
+    assert not index.exists(), "nothing is left of what was there"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (tmp_path / "thesis.txt").write_text("years of work")
     burnish("tiny", "flux", tmp_path, "--force", status=2)
@@ -113,8 +112,31 @@ def test_doctor_says_whether_the_quickstart_can_run(monkeypatch):
     assert "fail" not in said
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=1))
     said = burnish("doctor", status=1).out
-    assert "fail" in said
-    assert "output_dir" in said
+    assert all(word in said for word in ("fail", "output_dir"))
+
+
+def test_doctor_warns_of_gpus_that_are_slow_to_reach(monkeypatch):
+    found = {"launch_time": 0.1, "copy_speed": 2.0, "device_count": 2, "can_device_access_peer": False}
+    for name, value in found.items():
+        monkeypatch.setattr(doctor if name in vars(doctor) else torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(doctor, "sum_speed", lambda *_: 1 / 0)
+    state, seen, advice = doctor.check_speed()
+    assert (state, seen) == ("warn", "a kernel every 0.1 µs, 2.0 GB/s from pinned memory, peer-to-peer does not work")
+    assert all(word in advice for word in ("PCIe", "topo", "division by zero"))
+
+
+@pytest.mark.thorough
+def test_processes_of_a_cpu_sum_and_runs_of_make_gpu_have_valid_options(tmp_path):
+    assert doctor.sum_speed("cpu", 2) > 0
+    for run in RUNS:
+        assert package.load(run.recipe, *options_of(run, tmp_path, tmp_path, 8, "python")).model.device == "cuda"
+
+
+def test_a_trace_tells_what_bounds_a_phase():
+    work = ("gen user_annotation 0 10", "gemm kernel 0 4", "nccl kernel 2 6", "add kernel 8 9")
+    each = [(name, kind, int(at), int(end)) for name, kind, at, end in map(str.split, work)]
+    events = [{"ph": "X", "name": name, "cat": kind, "ts": at, "dur": end - at} for name, kind, at, end in each]
+    assert shares(events)["gen"] == pytest.approx({"operations": 0.4, "memory": 0.1, "network": 0.2, "launches": 0.3})
 
 
 # check-reward: a scorer that is right, and what is found in one that isn't
