@@ -199,9 +199,9 @@ class Choice:
 
     def made(self, value: Any) -> Any:
         """The entry that a recipe means; errors about its options are those of the option itself."""
-        if value is None or is_dataclass(value):
+        if is_dataclass(value) or (value is None and not self.bare):
             return value
-        tree = {"name": value} if isinstance(value, str) else value
+        tree = {"name": value} if value is None or isinstance(value, str) else value
         if not isinstance(tree, dict):
             raise pydantic_core.PydanticCustomError(CHOICE, "no options", {"kind": self.kind})
         name = named(self.kind, tree.get("name"))

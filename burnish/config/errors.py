@@ -66,7 +66,7 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     if "name" not in details:
         return f"{option} is {brief(value)}; it must contain options, as in {option}.name={choices[0]}"
     name = details["name"]
-    key = option if option == "algorithm" or isinstance(value, str) else f"{option}.name"
+    key = option if option == "algorithm" or not isinstance(value, dict) else f"{option}.name"
     if name is None:
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
     if (other := another_task(details["kind"], name)) is None:

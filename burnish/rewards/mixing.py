@@ -239,6 +239,10 @@ def mix(
     elif mixing.rule == "product":
         for row, column in ((value < 0) & (weight != 0)).nonzero().tolist():
             whys.setdefault(row, Score(None, f"{names[column]} is below 0, which a product can't count"))
+    beyond = total.abs() > LARGEST
+    for row in beyond.nonzero().flatten().tolist():
+        whys[row] = Score(None, f"the reward is {float(total[row]):g}, which is not a finite number in float32")
+    total = total.masked_fill(beyond, nan)
     noted = [row | ({"mixing": whys[number]} if number in whys else {}) for number, row in enumerate(rows)]
     parts = [_parts(row, rewards, own, mixing) for row, own in zip(rows, weighted, strict=True)]
     return Scores(

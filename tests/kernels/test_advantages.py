@@ -190,6 +190,8 @@ def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiase
     rest = torch.tensor([[5.0, 1.0, 3.0], [7.0, 8.0, 9.0]])
     mean, std = rest.mean(1, keepdim=True), rest.std(1, keepdim=True, correction=int(unbiased))
     torch.testing.assert_close(got, ((torch.tensor(reward).view(2, 4) - mean) / std).flatten())
+    alike = advantages([0.0, 1.0, 1.0, 1.0], [0] * 4, trimmed_ratio=0.25, unbiased=unbiased, eps=1e-8)
+    torch.testing.assert_close(alike, torch.tensor([-1.0, 0.0, 0.0, 0.0]) / (0.5 if unbiased else 0.1875**0.5))
 
 
 GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "cpgd", "opo", "pass_at_k"]
@@ -210,13 +212,14 @@ def rewards(reward=REWARD, group=GROUP, missing=MISSING, *, components=None, wei
 
 def test_good_samples_that_are_unlike_the_others_of_their_group_count_more():
     """GARDO's eq. 8, over the mean distance: (r - mean) d / mean(d) where that is above 0."""
-    reward, distance = torch.tensor([1.0, 0.0, 0.5, 0.9, 1.0, 0.0]), torch.tensor([0.4, 0.1, 0.1, 0.2, NAN, 3.0])
+    reward = torch.tensor([1.0, 0.0, 0.5, 0.9, 1.0, 0.0, 1.0, 0.0])
+    distance = torch.tensor([0.4, 0.1, 0.1, 0.2, NAN, 3.0, 0.0, 0.0])
     given = rewards(
-        reward, torch.tensor([0, 0, 0, 0, 1, 1]), MISSING[:6], components=torch.stack([reward, distance], 1),
+        reward, torch.tensor([0, 0, 0, 0, 1, 1, 2, 2]), MISSING[:8], components=torch.stack([reward, distance], 1),
         weights=(1.0, 0.0),
     )  # fmt: skip
     found = call(lookup("advantage", "diverse_group")(diversity="1"), given)
-    torch.testing.assert_close(found, torch.tensor([0.8, -0.6, -0.1, 0.3, 0.5, -0.5]))
+    torch.testing.assert_close(found, torch.tensor([0.8, -0.6, -0.1, 0.3, 0.5, -0.5, 0.5, -0.5]))
 
 
 def test_a_kl_holds_whom_other_rewards_doubt_most_and_more_of_them_as_doubts_grow():
@@ -268,6 +271,8 @@ def test_groups_without_signal_do_not_thin_out_the_others():
     torch.testing.assert_close(of_samples("cpgd", weighting="clip_filter"), 2 * equal)
     gone = rewards(missing=GROUP == 4)  # a group of which nothing is known is none
     torch.testing.assert_close(of_samples("cpgd", gone, weighting="clip_filter"), 1.5 * equal)
+    one_of_five = rewards(torch.eye(6)[0], torch.tensor([0, 0, 1, 2, 3, 4]), MISSING[:6])
+    assert of_samples("cpgd", one_of_five, weighting="clip_filter").tolist() == [1.5, -1.5, 0, 0, 0, 0]
 
 
 WIDE = torch.tensor([[0.0, 10.0, 3.0], [1.0, 0.0, 5.0], [0.5, 0.0, 7.0], [0.2, 4.0, torch.nan], [0.7, 1.0, 0.0]])
@@ -290,6 +295,9 @@ def test_several_rewards_are_normalised_one_by_one(half, how, scale):
     assert torch.equal(found, expected[:, None].expand(-1, 3))
     summed = advantages_of(type(made)(advantage_std=scale), rewards(reward, group, none)).advantage[:, 0]
     assert summed[0] > 0 > expected[0]  # ten points of the second reward outweigh the one point of the first
+    gone = torch.arange(5) == 2  # a sample that the reward does not apply to is as if it were not there
+    found = normalise_each(WIDE[:, :1], (~gone)[:, None].float(), group, none, scale=scale)
+    torch.testing.assert_close(found, normalise_each(WIDE[:, :1], (1.0,), group, gone, scale=scale))
 
 
 def test_the_optimal_baseline_weighs_long_responses_more():
@@ -308,7 +316,7 @@ def everyway(correct: list[bool], k: int) -> torch.Tensor:
     return torch.stack([each[[i in group for group in groups]].mean() for i in range(len(correct))])
 
 
-@pytest.mark.parametrize("right", [0, 1, 3, 6])
+@pytest.mark.parametrize("right", [0, 2, 3, 5, 6])
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_pass_at_k_is_the_mean_over_all_groups_of_k(k, right):
     correct = [i < right for i in range(6)]

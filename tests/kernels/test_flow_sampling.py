@@ -205,6 +205,10 @@ def test_a_forecast_follows_the_line_of_clean_samples_and_stays_where_it_was_aft
     torch.testing.assert_close(noisy.state[:, 1], LEVELS[6] / LEVELS[3] * noisy.next_state[:, 0])  # to 0, in a line
     error = math.sqrt((2**2 + 0.5**2) / (2**2 + 2.5**2))
     torch.testing.assert_close(noisy.forecast_error, torch.full((5,), error))
+    once = replace(plan, kind="sde", noise=0.5, recorded=recorded & (torch.arange(8) == 2), interval=2)
+    found = finished(denoise(line, STARTS, once, lambda step: torch.ones(5, 1))).forecast_error
+    error = math.sqrt((1 + 1) / (1**2 + 2**2 + 2.5**2))  # at steps 4 and 6: the change over a step with noise is none
+    torch.testing.assert_close(found, torch.full((5,), error))
 
 
 def test_heun_solves_rows_with_and_without_noise_side_by_side():

@@ -67,6 +67,9 @@ def test_weights_and_rejection_together():
         log_ratio, mask, level=LEVELS[given["rollout_is"]], **bounds(given["rollout_is_threshold"])
     )
     c.close(weights * kept, c.expected["rollout_is_weights"])
+    moved = torch.tensor([[0.2, 0.5, -0.5]])
+    kept, _ = rejection(moved, everything(moved), rule="token_k1", upper=2.0, lower=0.7)
+    assert kept.tolist() == [[True, False, True]]
 
 
 def test_difference_by_timestep():
@@ -126,3 +129,5 @@ def test_weights_that_all_vanish_stay_finite():
     assert (weights == 0).all()
     assert found["rollout_corr/rollout_is_eff_sample_size"] == 0
     assert found["rollout_corr/rollout_is_batch_norm_factor"] == 1
+    weights, _ = importance_weights(log_ratio / 90, everything(log_ratio), **options)
+    torch.testing.assert_close(weights, torch.ones(2, 3))

@@ -47,6 +47,9 @@ def test_the_reward_is_the_weighted_sum_and_missing_where_one_that_counts_is(mix
     assert totals(rows) == [3.0, -1.5, None, 0.0]
     assert rows[1]["components"] == {"one": 0.25, "two": 4.0, "seen": None, "two_x": 0.5}
     assert [rows[0]["note"], rows[3]["note"]] == ["472", "dark"]
+    rows = mixed({"one": (3e38, -3e38, 1.0)}, {"one": {"weight": 2.0}})
+    assert totals(rows) == [None, None, 2.0]
+    assert "the reward is 6e+38" in rows[0]["note"]
 
 
 def test_labels_choose_who_judges_and_count_before_sources(mixed):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish import load
@@ -108,6 +109,9 @@ def test_the_sampled_advantage_descends_the_divergence(kind):
     (found,) = torch.autograd.grad((student.exp().detach() * worth * student).sum(), logits, retain_graph=True)
     (exact,) = torch.autograd.grad(divergence(student, teacher, kind), logits)
     torch.testing.assert_close(found, -exact)
+    middle = (0.2 * teacher.exp() + 0.8 * student.exp()).log()
+    parts = [w * kl_div(middle, side.exp(), reduction="sum") for w, side in ((0.2, teacher), (0.8, student))]
+    torch.testing.assert_close(divergence(student, teacher, "jsd", mix=0.2), sum(parts))
 
 
 def test_prompts_have_the_teachers_of_their_labels(files, teacher):
