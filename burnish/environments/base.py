@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from burnish.options import Count, Seconds
 from burnish.registry import Choice, Named, options, register
 from burnish.utils.errors import UserError
 from burnish.utils.media import as_shown, of_array, of_frames
-from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,44 +232,6 @@ class _OfLabel:
 
     def step(self, response: str) -> Any:
         return Observation(done=True) if self._episode is None else self._episode.step(response)
-
-
-@register("environment", "function")
-class FunctionEnvironment(Environment):
-    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), or an
-    environment of Gymnasium."""
-
-    path: str
-    """Where it is: package.module:Game, path/to/file.py:Game, or gymnasium:make with its id among the arguments."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of every episode."""
-
-    def episode(self) -> Episode:
-        made: Any = load_object(self.path, "environment")(**self.arguments)
-        gymnasium = sys.modules.get("gymnasium")  # which an environment of its own has imported
-        if gymnasium is None or not isinstance(made, gymnasium.Env):
-            return made  # type: ignore[no-any-return]
-        from burnish.environments.gym import GymEpisode
-
-        return GymEpisode(made)
-
-    def user_code(self) -> list[str]:
-        return [self.path]
-
-    def check(self) -> None:
-        try:
-            episode = self.episode()
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
-            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
-            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
-        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
-        if lacking:
-            raise UserError(
-                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
-                "episode has reset(prompt, seed) and step(response)"
-            )
 
 
 def answers(

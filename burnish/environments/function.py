@@ -1,21 +1,62 @@
-"""Environments of Gymnasium: what they show becomes text and images, and what a response says becomes an action."""
+"""Environments of users: classes that return an episode, and those of Gymnasium, of which what they show becomes text
+and images, and what a response says becomes an action."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from pydantic import Field
 
-from burnish.environments.base import Observation
+from burnish.environments.base import Environment, Episode, Observation
+from burnish.registry import register
+from burnish.utils.errors import UserError
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Shown = list[Any]  # texts and images
 BEGINNING = re.compile(r"[\[{]")  # of a JSON list or object
+
+
+@register("environment", "function")
+class FunctionEnvironment(Environment):
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), or an
+    environment of Gymnasium."""
+
+    path: str
+    """Where it is: package.module:Game, path/to/file.py:Game, or gymnasium:make with its id among the arguments."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every episode."""
+
+    def episode(self) -> Episode:
+        made: Any = load_object(self.path, "environment")(**self.arguments)
+        gymnasium = sys.modules.get("gymnasium")  # which an environment of its own has imported
+        if gymnasium is None or not isinstance(made, gymnasium.Env):
+            return made  # type: ignore[no-any-return]
+        return GymEpisode(made)
+
+    def user_code(self) -> list[str]:
+        return [self.path]
+
+    def check(self) -> None:
+        try:
+            episode = self.episode()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
+            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
+        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
+        if lacking:
+            raise UserError(
+                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
+                "episode has reset(prompt, seed) and step(response)"
+            )
 
 
 class GymEpisode:
@@ -99,5 +140,7 @@ def shown(observation: Any) -> Shown:
         return [part for name, value in observation.items() for part in (f"{name}: ", *shown(value), "\n")]
     if isinstance(observation, tuple):
         return [part for value in observation for part in (*shown(value), "\n")]
+    import numpy as np
+
     array = np.asarray(observation)
     return [array] if array.dtype == np.uint8 and array.ndim == 3 else [json.dumps(array.tolist())]
