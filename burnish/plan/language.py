@@ -34,7 +34,7 @@ from burnish.language.model.forwards import switch
 from burnish.language.model.loading import read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import options_of
+from burnish.language.teacher_inputs import options_of
 from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
