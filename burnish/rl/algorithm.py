@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import pydantic
 from pydantic import BeforeValidator, Field, model_validator
 
-from burnish.options import Finite, Positive, Rule
+from burnish.options import Finite, Positive, Rule, Rules
 from burnish.registry import Choice, ReadIf, explanation, lookup, options
 from burnish.utils.user_code import path_of
 
@@ -415,17 +415,19 @@ class PolicyGradient(AdvantageAlgorithm):
     """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
     trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
-    @model_validator(mode="after")
-    def _old_logprobs_fit(self) -> Self:
+    def contradictions(self, run: Any) -> Rules:
         mode = self.rollout_correction.mode if self.rollout_correction else None
-        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
-            raise ValueError(
+        return [
+            (
+                (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")),
                 f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
-                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
-            )
-        if not self.part("surrogate").compares and self.old_logprob != "auto":
-            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; remove it")
-        return self
+                "recomputed log-probs and bypass to the sampler's; leave old_logprob out",
+            ),
+            (
+                not self.part("surrogate").compares and self.old_logprob != "auto",
+                f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; remove it",
+            ),
+        ]
 
     @property
     def bypasses(self) -> bool:
