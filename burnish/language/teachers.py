@@ -270,8 +270,7 @@ class Teacher:
             states = response_states(self.model, network, seen)
             return score(self.model, network, states, seen, temperature=self.roles.temperature).logprob
 
-        logprob: Tensor = self._run(run)
-        return logprob
+        return self._run(run)  # type: ignore[no-any-return]
 
     def read(self, seen: Seen, trace: Completion, top_k: int) -> Reading:
         """What it thinks of the tokens of a micro-batch, of which it has seen some responses."""

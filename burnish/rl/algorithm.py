@@ -348,8 +348,7 @@ class Algorithm(ABC):
 
     def take_advantages(self) -> list[float] | None:
         """Advantage of each sample of the last batch that got credit, a mean over its actions; None if it has none."""
-        found: list[float] | None = self.__dict__.pop(ADVANTAGES, None)
-        return found
+        return self.__dict__.pop(ADVANTAGES, None)  # type: ignore[no-any-return]
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""

@@ -178,8 +178,7 @@ def _made(
 
 def _weighted(made: Tensor, weights: Tensor, states: Tensor) -> Tensor:
     """Sums [N, D], in the precision of states, of what K experts made of each token, [N * K, D]."""
-    total: Tensor = (made.view(*weights.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
-    return total
+    return (made.view(*weights.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
 
 
 @contextmanager

@@ -432,8 +432,7 @@ def local_shard(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     there: Any = tensor.detach()
-    local: Tensor = there.to_local()
-    return local
+    return there.to_local()  # type: ignore[no-any-return]
 
 
 def sharded_like(full: Tensor, example: Tensor) -> Tensor:

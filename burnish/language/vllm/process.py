@@ -173,8 +173,7 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
         if name is not None and place not in seen:
             seen.add(place)
             plain[name] = value
-    written: dict[str, Tensor] = revert_weight_conversion(network, plain)
-    return written
+    return revert_weight_conversion(network, plain)  # type: ignore[no-any-return]
 
 
 def adapter_of(network: nn.Module) -> dict[str, Tensor]:
@@ -262,5 +261,4 @@ def through_gpu(
 
 def handle_of(memory: Tensor) -> tuple[Any, ...]:
     """What another process opens a GPU's memory by; see ``opened`` there."""
-    handle: tuple[Any, ...] = reduce_tensor(memory)[1]
-    return handle
+    return reduce_tensor(memory)[1]  # type: ignore[no-any-return]
