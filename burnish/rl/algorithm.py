@@ -55,26 +55,33 @@ class RolloutCorrection:
     """k1 must be at least the log of it; null takes 1 / reject_above. The others have no lower bound. A list has one,
     or null, for each rule."""
 
-    @model_validator(mode="after")
-    def _bounds_fit(self) -> RolloutCorrection:
-        if self.lower is not None and self.lower > self.upper:
-            raise ValueError(f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them")
-        if self.weights == "none" and self.reject is None:
-            raise ValueError("weights is none and reject is null, so nothing is corrected; choose one of them")
+    def contradictions(self, run: Any) -> Rules:
         given = [self.reject, self.reject_above, self.reject_below]
-        if len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1:
-            shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
-            raise ValueError(
+        uneven = len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1
+        shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
+        return [
+            (
+                self.lower is not None and self.lower > self.upper,
+                f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them",
+            ),
+            (
+                self.weights == "none" and self.reject is None,
+                "weights is none and reject is null, so nothing is corrected; choose one of them",
+            ),
+            (
+                uneven,
                 f"reject is {shown[0]}, reject_above is {shown[1]} and reject_below is {shown[2]}: "
-                f"{len(self.reject or [])} rules need as many bounds each; give one for each rule, in order"
-            )
-        for rule, high, low in self.rules:
-            if low is not None and (low > high or not rule.endswith("k1")):
-                raise ValueError(
+                f"{len(self.reject or [])} rules need as many bounds each; give one for each rule, in order",
+            ),
+            *(
+                (
+                    low is not None and (low > high or not rule.endswith("k1")),
                     f"reject_below is {low} and reject_above is {high} with {rule}: only rules of k1 have a lower "
-                    "bound, which is below the upper one; give null for the others"
+                    "bound, which is below the upper one; give null for the others",
                 )
-        return self
+                for rule, high, low in ([] if uneven else self.rules)
+            ),
+        ]
 
     @property
     def rules(self) -> list[tuple[Rule, float, float | None]]:
