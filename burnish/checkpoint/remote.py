@@ -157,8 +157,7 @@ class Remote:
 
     def _content(self, place: str) -> bytes:
         self._check_plain(place)
-        content: bytes = self.fs.cat_file(place)
-        return content
+        return self.fs.cat_file(place)  # type: ignore[no-any-return]
 
     def _check_plain(self, place: str) -> None:
         """Refuse what is no file: a pipe never ends, and a link on a shared disk may lead to somebody's own files.

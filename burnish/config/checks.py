@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
     if hasattr(section, "contradictions"):
         wrong = (message for is_wrong, message in section.contradictions(run) if is_wrong)
         # of a section that stands in several places the message begins with the option alone
-        yield from (f"{path if one.partition(' ')[0] in fields(section) else ''}{one}" for one in wrong)
+        known = tuple(fields(section))
+        yield from (f"{path if re.split('[ .]', one, maxsplit=1)[0] in known else ''}{one}" for one in wrong)
     for name, field in fields(section).items():
         value, option = getattr(section, name), f"{path}{name}"
         own = [(mark, path, section) for mark in field.metadata if isinstance(mark, ReadIf)]

@@ -12,7 +12,6 @@ from burnish.config.run import RunConfig
 from burnish.data.records import check_own
 from burnish.data.sets import named_by
 from burnish.data.values import check_template
-from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import is_address, library_complaint
 from burnish.utils.disk import write_error
 from burnish.utils.errors import ConfigError, UserError
@@ -83,12 +82,12 @@ def _not_here(option: str, model: HubModel) -> str:
 
 def _rewards(config: RunConfig) -> Iterator[str]:
     """Python files of reward functions, and networks of the hub."""
-    functions = {label: one for label, one in config.rewards.items() if isinstance(one, FunctionReward)}
-    for label, reward in functions.items():
-        where, _, name = reward.path.rpartition(":")
+    functions = [(label, reward, path) for label, reward in config.rewards.items() for path in reward.user_code()]
+    for label, reward, path in functions:
+        where, _, name = path.rpartition(":")
         if where.endswith(".py") and not checked_path(where).exists():
             yield (
-                f"rewards.{label}.path is {reward.path}, but there is no {where}. Write it: it must define "
+                f"rewards.{label}.path is {path}, but there is no {where}. Write it: it must define "
                 f"{name}({reward.judged}, prompts), which returns one number for each of the {reward.judged}; "
                 f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
             )

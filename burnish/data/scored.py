@@ -22,8 +22,7 @@ class ScoredGroup:
 
     @property
     def prompt(self) -> Prompt:
-        prompt: Prompt = self.members[0].prompt
-        return prompt
+        return self.members[0].prompt  # type: ignore[no-any-return]
 
     @property
     def where(self) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from burnish.data.records import read_records, rows_of
 from burnish.rewards.images.geneval import CLASSES, COLOURS, POSITIONS
+from burnish.rewards.images.ocr import quoted
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.http import HttpError, request
@@ -56,8 +57,8 @@ def lines(text: str, **beside: str) -> Iterator[Row]:
 def ocr(text: str) -> Iterator[Row]:
     """A prompt a line, with the words to be drawn in double quotes."""
     for row in lines(text):
-        quoted = re.search(r'"([^"]+)"', row["prompt"])
-        yield row | ({"answer": quoted[1]} if quoted else {}) | {"data_source": "ocr"}
+        answer = quoted(row["prompt"])
+        yield row | ({"answer": answer} if answer else {}) | {"data_source": "ocr"}
 
 
 def parti(text: str) -> Iterator[Row]:

@@ -87,8 +87,7 @@ class FlowConfig(RunConfig):
     def drawn(self) -> Kind:
         """What the model draws, by its configuration files alone."""
         _, index = read_index(self.model)
-        kind: Kind = family_of(self.model, index).draws(index, self.rollout)
-        return kind
+        return family_of(self.model, index).draws(index, self.rollout)  # type: ignore[no-any-return]
 
     @property
     def words(self) -> Words:

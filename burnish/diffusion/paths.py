@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from burnish.types.batch import Batch, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Prompt, Requests, Scored, share_of
 from burnish.utils import random
-
-if TYPE_CHECKING:
-    pass
 
 LEAST = 0.02  # noise level of a step that can still change an image
 

@@ -341,8 +341,7 @@ def finished(run: Generator[Any, Any, T], answer: Callable[[Any], Any] = lambda 
         try:
             asked = run.send(answers)
         except StopIteration as done:
-            found: T = done.value
-            return found
+            return done.value  # type: ignore[no-any-return]
         answers = answer(asked)
 
 
@@ -460,5 +459,4 @@ def stratify(draw: Tensor) -> Tensor:
 
 def to_normal(draw: Tensor) -> Tensor:
     """Uniform draws as standard normal ones, clipped at about +-5: for stratified logit-normal times."""
-    normal: Tensor = torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))
-    return normal
+    return torch.special.ndtri(draw.clamp(1e-7, 1 - 1e-7))  # type: ignore[no-any-return]

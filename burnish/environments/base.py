@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from burnish.options import Count, Seconds
 from burnish.registry import Choice, Named, options, register
 from burnish.utils.errors import UserError
 from burnish.utils.media import as_shown, of_array, of_frames
-from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,50 +232,6 @@ class _OfLabel:
 
     def step(self, response: str) -> Any:
         return Observation(done=True) if self._episode is None else self._episode.step(response)
-
-
-@register("environment", "function")
-class FunctionEnvironment(Environment):
-    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), an
-    environment of Gymnasium, or a client of OpenEnv."""
-
-    path: str
-    """Where it is: package.module:Game, path/to/file.py:Game, gymnasium:make or openenv:GenericEnvClient."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of every episode."""
-
-    def episode(self) -> Episode:
-        from burnish.environments import gym
-
-        made: Any = load_object(self.path, "environment")(**self.arguments)
-        if isinstance(made, _imported("gymnasium", "Env")):
-            return gym.GymEpisode(made)
-        if isinstance(made, _imported("openenv.core", "EnvClient")):
-            return gym.ServedEpisode(made)
-        return made  # type: ignore[no-any-return]
-
-    def user_code(self) -> list[str]:
-        return [self.path]
-
-    def check(self) -> None:
-        try:
-            episode = self.episode()
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
-            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
-            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
-        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
-        if lacking:
-            raise UserError(
-                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
-                "episode has reset(prompt, seed) and step(response)"
-            )
-
-
-def _imported(package: str, name: str) -> Any:
-    """A class of a library, if something of it is in use."""
-    return getattr(sys.modules.get(package), name, ())
 
 
 def answers(

@@ -25,7 +25,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from burnish.evaluation.suite import REWARD, Suite
+from burnish.evaluation.sanity_checks import REWARD
+from burnish.evaluation.suite import Suite
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json

@@ -13,12 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from burnish.evaluation.suite import REWARD, SanityCheck, Suite
+from pydantic import Field, model_validator
+
+from burnish.registry import options
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 
+if TYPE_CHECKING:
+    from burnish.evaluation.suite import Suite
+
+REWARD = "reward"  # the weighted sum of the scorers, as a column
 MOST = 4  # pairs of one kind
 SIDE = 256  # pixels of a plain image
 LETTERS, MARGIN = 40, 12  # pixels
@@ -30,6 +36,28 @@ SOMEBODY = {"tag": "single_object", "include": [{"class": "person", "count": 1}]
 
 Row = tuple[Any, Prompt]  # a sample, and the prompt that it is scored by
 Pairs = list[tuple[Row, Row]]  # each a right row and a wrong one
+
+
+@options
+class SanityCheck:
+    """Questions whose right answer is known."""
+
+    kind: Literal["written", "colours", "clauses", "answers"]
+    """How they are made: written draws the prompts' answers; colours paints plain images; clauses asks about an
+    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts."""
+    scorers: list[str] = Field(default_factory=list)
+    """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
+    primary metric is made of."""
+    form: str = "{}"
+    """answers: what a response looks like, with {} in the place of the answer."""
+
+    @model_validator(mode="after")
+    def _is_read(self) -> Self:
+        if self.form != "{}" and self.kind != "answers":
+            raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; remove it")
+        if "{}" not in self.form:
+            raise ValueError(f"form is {self.form!r}, which has no {{}} in the place of the answer")
+        return self
 
 
 @dataclass(frozen=True)

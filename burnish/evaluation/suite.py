@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, labelled
@@ -19,6 +19,7 @@ from burnish.config.yaml_text import merge, nest, parse
 from burnish.data.prompts import read_prompts
 from burnish.data.questions import read_questions
 from burnish.data.sets import SETS, prepared
+from burnish.evaluation.sanity_checks import REWARD, SanityCheck
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.data import PromptOptions
 from burnish.options.language import LanguageDataOptions, SamplingOptions
@@ -29,7 +30,6 @@ from burnish.utils.reading import read_text
 
 SUITES = Path(__file__).parent / "suites"  # those that ship with Burnish
 PINNED = ("version", "prompts", "data", "instruction", "n", "drawing", "responding", "max_prompts")
-REWARD = "reward"  # the weighted sum of the scorers, as a column
 
 
 @options
@@ -56,28 +56,6 @@ class Responding(SamplingOptions):
     """Divides the logits; 0 is greedy decoding."""
     max_new_tokens: Tokens | None = None
     """Most tokens of a response; null is the run's own."""
-
-
-@options
-class SanityCheck:
-    """Questions whose right answer is known; see ``burnish.evaluation.sanity_checks``."""
-
-    kind: Literal["written", "colours", "clauses", "answers"]
-    """How they are made: written draws the prompts' answers; colours paints plain images; clauses asks about an
-    empty image in GenEval's words; answers gives answers of the suite to their own and to other prompts."""
-    scorers: list[str] = Field(default_factory=list)
-    """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
-    primary metric is made of."""
-    form: str = "{}"
-    """answers: what a response looks like, with {} in the place of the answer."""
-
-    @model_validator(mode="after")
-    def _is_read(self) -> Self:
-        if self.form != "{}" and self.kind != "answers":
-            raise ValueError(f"form is read for kind answers alone, and kind is {self.kind}; remove it")
-        if "{}" not in self.form:
-            raise ValueError(f"form is {self.form!r}, which has no {{}} in the place of the answer")
-        return self
 
 
 @options

@@ -56,7 +56,7 @@ from burnish.language.offline import (
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
 from burnish.language.routing import routers_of
-from burnish.language.teachers import HINDSIGHT, check_teachers
+from burnish.language.teacher_inputs import HINDSIGHT, check_teachers
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly

@@ -265,5 +265,4 @@ def _images(boundaries: Tensor) -> Plan:
     if boundaries not in _PLANS:
         segments = [Segment(start, end - start) for start, end in pairwise(boundaries.tolist())]
         _PLANS[boundaries] = Plan(segments, causal=False, device=boundaries.device)
-    plan: Plan = _PLANS[boundaries]
-    return plan
+    return _PLANS[boundaries]  # type: ignore[no-any-return]

@@ -29,8 +29,6 @@ from burnish.options.language import (
 )
 from burnish.options.vllm import sends_adapter
 from burnish.registry import Choice, ReadIf, options
-from burnish.rewards.function import LanguageFunction
-from burnish.rewards.reward_model import RewardModel
 from burnish.rewards.text.base import EnvironmentReward, LanguageReward
 from burnish.rl.algorithm import Algorithm
 from burnish.types.samples import WATCHED
@@ -101,7 +99,7 @@ class LanguageConfig(RunConfig):
         return replace(self, model=replace(self.model, device="cpu"))
 
     def check_model(self, folder: Path) -> None:
-        from burnish.language.teachers import check_teacher_files
+        from burnish.language.teacher_inputs import check_teacher_files
 
         check_files(self.model)
         for number, teacher in enumerate(self.algorithm.needs().teachers):
@@ -235,9 +233,9 @@ class LanguageConfig(RunConfig):
     def _of_steps(self) -> Rules:
         """What contradicts itself about rewards of single steps."""
         counting = {label: reward for label, reward in self.rewards.items() if reward.counts}
-        each = [label for label, one in counting.items() if isinstance(one, RewardModel) and one.steps == "each"]
+        each = [label for label, reward in counting.items() if reward.judges_steps]
         scaled = [name for name in ("reward_norm", "reward_clip") if getattr(self.algorithm, name, None)]
-        own = any(isinstance(reward, LanguageFunction) for reward in counting.values())
+        perhaps = any(reward.judges_steps is None for reward in counting.values())
         return [
             (
                 each and scaled,
@@ -245,7 +243,7 @@ class LanguageConfig(RunConfig):
                 "steps, not the steps; leave one of them out",
             ),
             (
-                self.algorithm.needs().step_rewards and not each and not own,
+                self.algorithm.needs().step_rewards and not each and not perhaps,
                 "algorithm.advantage compares rewards of steps, but no reward gives any; set "
                 "rewards.reward_model.steps=each for a reward model that judges steps, or choose another advantage",
             ),

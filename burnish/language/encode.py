@@ -224,8 +224,7 @@ class Readers:
             else:
                 if complaint:
                     raise UserError(complaint)
-                encoded: Encoded = pickle.loads(found)
-                return encoded
+                return pickle.loads(found)  # type: ignore[no-any-return]
         raise UserError(
             f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); remove it, or look at "
             "it with data.workers=0, and at the machine's free memory"

@@ -444,8 +444,7 @@ class Layers:
 
 def base(linear: Any) -> Tensor:
     """The weight of a linear layer without adapters."""
-    weight: Tensor = linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
-    return weight
+    return linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight  # type: ignore[no-any-return]
 
 
 def _active_adapters(linear: Any) -> list[str]:

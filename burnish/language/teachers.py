@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from burnish.data.values import value_at
-from burnish.language.algorithms.base import LanguageNeeds, in_parts
+from burnish.language.algorithms.base import in_parts
 from burnish.language.batches import Asked
 from burnish.language.encode import Encoder
 from burnish.language.logprobs import (
@@ -27,23 +25,26 @@ from burnish.language.logprobs import (
     scaled_logits,
     score,
 )
-from burnish.language.model.loading import check_files, load_language_model, read_config
-from burnish.language.model.tokenizer import read_tokenizer
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import offline_completion
-from burnish.language.served_teacher import ServedTeacher
 from burnish.language.spans import Aligned, Vocabularies, align, summed
+from burnish.language.teacher_inputs import load_teacher, privileged, with_hindsight
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.rl.preference import another_success
+from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
-from burnish.types.prompt import Part, Prompt
+from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
+from burnish.utils.http import HttpError, Servers, read_token, request
+from burnish.utils.json_text import parse_json
 
 if TYPE_CHECKING:
     from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import ScoredResponses
 
+RETRIES, PATIENCE = 3, 120.0  # of a request, and seconds that one may take
+Answer = tuple[Tensor, Tensor]  # ids [T, K] and log-probs [T, K] of the tokens of a response
 # ids [n, W] of a server's tokens, or which tokens both have; None where they have the same
 Known = Tensor | Vocabularies | None
 Measure = Callable[[Tensor, Tensor, Known], Tensor]  # of student's and teacher's log-probs, [n, V] and [n, W]
@@ -89,6 +90,105 @@ class Reading:
     theirs: Callable[[Tensor], tuple[Tensor, Known]]  # log-probs [n, W] at some of these states, and of which tokens
     spans: Aligned | None = None
     rest: Tensor | None = None  # [R] its log-prob of what a span goes on with
+
+
+class ServedTeacher:
+    """Asks a server about responses, several at once, and remembers what it was asked in this update."""
+
+    def __init__(self, teacher: TokenTeacher, option: str, student: LanguageModel) -> None:
+        """Refuse a server that does not answer, returns no log-probs of a prompt, or has another tokenizer.
+
+        Raises:
+            UserError: naming the option.
+        """
+        assert teacher.url is not None, "a teacher with a path is loaded"
+        self.url, self.option, self.student = teacher.url.rstrip("/"), option, student
+        token = read_token(teacher.token_variable, f"{option}.token_variable")
+        self._server = Servers([self.url], token=token, largest=256 << 20)  # bytes of a reply
+        self._pool = ThreadPoolExecutor(16, thread_name_prefix="teacher")  # requests under way
+        self.asked: dict[tuple[Any, ...], Future[Answer]] = {}  # in this update
+        self.served_as = teacher.served_as or self._first_listed()
+        ids = student.response_ids("The quick brown fox jumps over 13 lazy dogs.")
+        for number, entry in zip(ids[1:], self._entries(ids, 1)[1:], strict=True):
+            theirs, ours = entry[str(number)].get("decoded_token"), student.decode([number])
+            if isinstance(theirs, str) and ours and "�" not in ours + theirs and theirs != ours:
+                raise UserError(
+                    f"{option}.url is {self.url}, whose {self.served_as} reads token {number} as {theirs!r}, but "
+                    f"model.path as {ours!r}: its tokenizer is another one. Serve a model with the student's tokenizer"
+                )
+
+    def _first_listed(self) -> str:
+        """Name of the first model on the server."""
+        try:
+            reply = request("GET", f"{self.url}/models", content=None, seconds=PATIENCE, token=self._server.token)
+            listed = parse_json(reply).get("data") or []
+        except (HttpError, ValueError) as error:
+            raise self._silent(error) from error
+        if not listed or not isinstance(listed[0].get("id"), str):
+            raise UserError(f"{self.option}.url is {self.url}, which lists no model; give {self.option}.served_as")
+        return str(listed[0]["id"])
+
+    def read(self, seen: Completion, top_k: int) -> Answer:
+        """What the server thinks of the tokens of responses, whose prompts are those that it reads: [R, K] both."""
+        answers = [future.result() for future in self.ask(seen, top_k)]
+        ids, values = (torch.cat(side) for side in zip(*answers, strict=True))
+        # what the student can't write counts with all the rest
+        return ids, values.masked_fill(torch.isin(ids, self.student.banned), LEAST)
+
+    def ask(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
+        """Ask about responses in the background."""
+        keys = []
+        for prompt, ids, length in zip(seen.prompts.index.tolist(), seen.ids, seen.length.tolist(), strict=True):
+            key = (tuple(seen.prompts.table.ids[prompt].tolist()), tuple(ids[:length].tolist()), top_k)
+            keys.append(key)
+            if key not in self.asked:
+                self.asked[key] = self._pool.submit(self._answer, *key)
+        return [self.asked[key] for key in keys]
+
+    def _answer(self, before: Sequence[int], response: Sequence[int], top_k: int) -> Answer:
+        """The ``top_k`` likeliest tokens at each of a response's; with 0 the response's own."""
+        ids, values, width = [], [], max(top_k, 1)
+        entries = self._entries([*before, *response], width)[len(before) :] if response else []
+        for number, entry in zip(response, entries, strict=True):
+            own = {int(token): float(known["logprob"]) for token, known in entry.items()}
+            kept = sorted(own, key=lambda token: -own[token])[:top_k] if top_k else [number]
+            if len(kept) < top_k or max(own) >= self.student.vocabulary:
+                raise UserError(
+                    f"{self.option}.url is {self.url}, which answers with {len(own)} log-probs of a token, ids up to "
+                    f"{max(own)}; {top_k} were asked for (vLLM: --max-logprobs), of {self.student.vocabulary} tokens"
+                )
+            ids.append(kept)
+            values.append([max(own[token], LEAST) for token in kept])
+        return torch.tensor(ids, dtype=torch.long).view(len(ids), width), torch.tensor(values).view(len(ids), width)
+
+    def _entries(self, ids: Sequence[int], count: int) -> list[dict[str, Any]]:
+        """For each token of a text, log-probs of ``count`` likely ones and its own, by id; none for the first."""
+        asked = {
+            "model": self.served_as, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": count,
+        }  # fmt: skip
+        try:
+            answer = self._server.post_json(
+                asked, path="/completions", retries=RETRIES, patience=PATIENCE, deadline=(RETRIES + 2) * PATIENCE
+            )
+        except HttpError as error:
+            raise self._silent(error) from error
+        found: Any = (answer.get("choices") or [{}])[0].get("prompt_logprobs") or answer.get("prompt_logprobs")
+        if (
+            not isinstance(found, list)
+            or len(found) != len(ids)
+            or any(
+                not isinstance(entry, dict) or str(token) not in entry
+                for token, entry in zip(ids[1:], found[1:], strict=True)
+            )
+        ):
+            raise UserError(
+                f"{self.option}.url is {self.url}, which returns no prompt_logprobs; serve the teacher with vLLM "
+                "(vllm serve MODEL), or give its directory as path"
+            )
+        return [one or {} for one in found]
+
+    def _silent(self, error: Exception) -> UserError:
+        return UserError(f"{self.option}.url is {self.url}, which does not answer: {error}; look after the server")
 
 
 class Teacher:
@@ -170,8 +270,7 @@ class Teacher:
             states = response_states(self.model, network, seen)
             return score(self.model, network, states, seen, temperature=self.roles.temperature).logprob
 
-        logprob: Tensor = self._run(run)
-        return logprob
+        return self._run(run)  # type: ignore[no-any-return]
 
     def read(self, seen: Seen, trace: Completion, top_k: int) -> Reading:
         """What it thinks of the tokens of a micro-batch, of which it has seen some responses."""
@@ -325,139 +424,3 @@ class Teachers:
 def flat(values: Tensor, trace: Completion) -> Tensor:
     """Values [R] of the tokens that the policy chose, from those [B, T] of all."""
     return values.flatten().index_select(0, to_device(trace.mask.flatten().nonzero()[:, 0], values.device))
-
-
-def privileged(prompt: Prompt, key: str) -> Prompt:
-    """A prompt whose last message says what the record has under a key; its images stay.
-
-    Raises:
-        UserError: the record has no such text.
-    """
-    text = value_at(prompt.info, key)
-    if not isinstance(text, str) or not text:
-        raise UserError(
-            f"{prompt.name} has no text under {key}, which a teacher is to read (prompt_key); add it to the record, "
-            "and the key to data.extra_keys"
-        )
-    media = tuple(part for part in prompt.turns[-1].parts if part.kind != "text")
-    return _ending(prompt, text, (*media, Part("text", text)))
-
-
-THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
-HINDSIGHT = 64  # tokens of the words around a solution or feedback, at most
-
-
-def with_hindsight(prompt: Prompt, solution: str, feedback: str) -> Prompt | None:
-    """A prompt that goes on with a solution, or with feedback where there is none; None where there is neither."""
-    if solution:
-        more = f"\n\nThis is a right answer:\n\n{THOUGHTS.sub('', solution)}"
-    elif feedback:
-        more = f"\n\nYour last answer was judged as follows:\n\n{feedback}"
-    else:
-        return None
-    more += "\n\nNow answer the question rightly."
-    *before, end = prompt.turns[-1].parts
-    parts = (*before, Part("text", end.text + more)) if end.kind == "text" else (*before, end, Part("text", more))
-    return _ending(prompt, prompt.text + more, parts)
-
-
-def _ending(prompt: Prompt, text: str, parts: tuple[Part, ...]) -> Prompt:
-    """A prompt of another text, whose last message has other parts."""
-    *before, last = prompt.turns
-    return replace(prompt, text=text, messages=(*before, replace(last, parts=parts)))
-
-
-def check_teachers(student: LanguageModelOptions, needs: LanguageNeeds, prompts: Sequence[Prompt]) -> None:
-    """Refuse teachers that read other tokens, and prompts that no teacher is for, or that lack what a teacher reads.
-
-    Raises:
-        UserError: naming the teacher's option, or the first such prompt.
-    """
-    for number, teacher in enumerate(needs.teachers):
-        if teacher.path is not None and not needs.aligned:
-            check_tokens(student, teacher, f"algorithm.teachers[{number}]")
-    for prompt in prompts if needs.teachers else ():
-        own = [teacher for teacher in needs.teachers if teacher.label in (None, prompt.label)]
-        if not own:
-            known = ", ".join(sorted({str(teacher.label) for teacher in needs.teachers}))
-            raise UserError(
-                f"no teacher is for {prompt.name} with label {prompt.label!r}; algorithm.teachers have labels {known}. "
-                "Add a teacher with this label, or one without"
-            )
-        for teacher in own:
-            if teacher.prompt_key is not None:
-                privileged(prompt, teacher.prompt_key)
-            if teacher.url is not None and (prompt.images or prompt.videos):
-                raise UserError(
-                    f"{prompt.name} has images or videos, but the teacher at {teacher.url} is sent tokens alone; "
-                    "give its directory as path instead of url"
-                )
-
-
-def options_of(student: LanguageModelOptions, teacher: TokenTeacher) -> LanguageModelOptions:
-    """How a teacher is loaded: as the student, without what is about training."""
-    return replace(
-        student, path=str(teacher.path), tokenizer=None, chat_template=None, family="auto", lora=None, freeze=[],
-        router_aux_loss_coef=0.0, gradient_checkpointing=False, quantization=None, attention="auto", compile=False,
-    )  # fmt: skip
-
-
-def check_teacher_files(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> None:
-    """Refuse a teacher whose directory is incomplete.
-
-    Raises:
-        UserError: naming the option.
-    """
-    with _named(option):
-        check_files(options_of(student, teacher))
-
-
-def check_tokens(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> set[int]:
-    """Refuse a teacher that reads other tokens than the student writes.
-
-    Args:
-        student: the model that is trained.
-        teacher: with a path.
-        option: the teacher's option in the configuration.
-
-    Returns:
-        Ids of added tokens that mean something else, or nothing, to one of them.
-
-    Raises:
-        UserError: a token that no one has added has another id.
-    """
-    with _named(option):
-        theirs = read_tokenizer(read_config(options_of(student, teacher))[0])
-    ours = read_tokenizer(read_config(student)[0])
-    added = ours.get_added_vocab().keys() | theirs.get_added_vocab().keys()
-    mine, other = ours.get_vocab(), theirs.get_vocab()
-    plain = [token for token in mine.keys() | other.keys() if token not in added]
-    if odd := sorted(token for token in plain if mine.get(token) != other.get(token)):
-        shown = ", ".join(f"{token!r} ({mine.get(token)} and {other.get(token)})" for token in odd[:3])
-        raise UserError(
-            f"{option}.path is {teacher.path}, whose tokenizer is another one: of {len(plain)} tokens {len(odd)} have "
-            f"other ids than in model.path, such as {shown}. A teacher has to read the student's tokens: take one of "
-            "the same family, compare texts with algorithm=gold, or imitate its responses with algorithm=sft"
-        )
-    return {number for token in added for number in (mine.get(token), other.get(token))
-            if number is not None and mine.get(token) != other.get(token)}  # fmt: skip
-
-
-def load_teacher(
-    student: LanguageModelOptions, teacher: TokenTeacher, option: str, *, aligned: bool
-) -> tuple[LanguageModel, set[int]]:
-    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it:
-    none where texts are compared."""
-    unknown = set[int]() if aligned else check_tokens(student, teacher, option)
-    options = options_of(student, teacher)
-    with _named(option):
-        return load_language_model(options, frozen=True), unknown
-
-
-@contextmanager
-def _named(option: str) -> Iterator[None]:
-    """Messages about ``model.`` are about a teacher's options."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("model.", f"{option}.")) from error

@@ -69,17 +69,14 @@ class LoraLinear(Linear):
         base: Any = self.base_layer
         name = None if self.disable_adapters else self.active_adapters[0]
         if name is None or self.merged or name not in self.lora_A:
-            found: Tensor = base(x, *args, **kwargs)
-            return found
+            return base(x, *args, **kwargs)  # type: ignore[no-any-return]
         device = x.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != base.weight.dtype:
-            found = super().forward(x, *args, **kwargs)
-            return found
+            return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
         scale = float(self.scaling[name])
         if torch.is_grad_enabled():
             a, b = self.lora_A[name].weight, self.lora_B[name].weight
-            found = _Adapted.apply(x, base.weight, base.bias, a, b, scale)  # type: ignore[no-untyped-call]
-            return found
+            return _Adapted.apply(x, base.weight, base.bias, a, b, scale)  # type: ignore[no-any-return, no-untyped-call]
         a, b = (self.cast or {}).get(name) or self.in_precision(name)
         return _sum(x.to(base.weight.dtype), base.weight, base.bias, a, b, scale)[0]
 

@@ -77,8 +77,7 @@ def _take_computed(network: nn.Module, built: nn.Module) -> None:
 
 def resting(weight: Tensor) -> torch.dtype:
     """The precision that a weight rests in when it is placed."""
-    found: torch.dtype = getattr(weight, NOTE, weight.dtype)
-    return found
+    return getattr(weight, NOTE, weight.dtype)
 
 
 def place(module: nn.Module, device: torch.device | str, *, copy: bool = False) -> None:

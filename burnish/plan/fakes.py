@@ -148,8 +148,7 @@ class Pretending(TorchDispatchMode):
         return 0.0 if value.dtype.is_floating_point else self.integer
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        made: Tensor = self._as_fake(torch.empty(shape, dtype=dtype, device=META))
-        return made
+        return self._as_fake(torch.empty(shape, dtype=dtype, device=META))  # type: ignore[no-any-return]
 
     def _nonzero(self, value: Tensor) -> Tensor:
         return self._made(value.numel(), value.ndim)
@@ -192,8 +191,7 @@ class Pretending(TorchDispatchMode):
                 places += [self._made(one.numel()) for _ in range(one.ndim)]
             else:
                 places += list(one.nonzero().unbind(1))
-        found: Tensor = self._direct(aten.index.Tensor, (FakeTensor,), (value, places), {})
-        return found
+        return self._direct(aten.index.Tensor, (FakeTensor,), (value, places), {})  # type: ignore[no-any-return]
 
 
 @cache

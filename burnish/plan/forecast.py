@@ -399,8 +399,7 @@ def _weights(path: str) -> float | None:
 
 @cache
 def _counts() -> dict[str, float]:
-    counts: dict[str, float] = parse((FOLDER / "scorers.yaml").read_text(encoding="utf-8"))["models"]
-    return counts
+    return parse((FOLDER / "scorers.yaml").read_text(encoding="utf-8"))["models"]  # type: ignore[no-any-return]
 
 
 def _numbers(folder: Any) -> Iterator[int]:

@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from burnish.evaluation.suite import data_options
-from burnish.language import dialogues, sampling
+from burnish.language import sampling
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.config import LanguageConfig
+from burnish.language.dialogues import KEPT
 from burnish.language.engine import LanguageEngine, ResponseJob
 from burnish.language.layers import grown, most_columns
 from burnish.language.model.capabilities import Capabilities, plannable
@@ -34,7 +35,7 @@ from burnish.language.model.forwards import switch
 from burnish.language.model.loading import read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.teachers import options_of
+from burnish.language.teacher_inputs import options_of
 from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
@@ -198,7 +199,7 @@ class MadeUpResponses(LanguageEngine):
         if environment is None or environment.max_turns == 1 or not model.keeps_turns:
             return 0
         tokens = self.encode.length + max(environment.longest(0), 0)
-        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), dialogues.KEPT))
+        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), KEPT))
 
 
 def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:

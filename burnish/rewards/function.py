@@ -464,6 +464,10 @@ class LanguageFunction(FunctionReward, LanguageReward):
     that were written for verl (compute_score) or TRL (completions, **kwargs) work as they are.
     """
 
+    @property
+    def judges_steps(self) -> bool | None:
+        return None
+
 
 def _mean(scores: Sequence[Score]) -> Score:
     known = [score for score in scores if score.value is not None]

@@ -49,6 +49,10 @@ class RewardModel(HeadOptions, LanguageReward):
     """How the values of steps become one, where the model judges every step. each gives a step its value where it ends,
     and their sum is the reward: PPO and REINFORCE take it token by token, GRPO with algorithm.advantage=group_steps."""
 
+    @property
+    def judges_steps(self) -> bool | None:
+        return self.steps == "each"
+
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
         if not self._is_ours:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import pydantic
 from pydantic import BeforeValidator, Field, model_validator
 
-from burnish.options import Finite, Positive, Rule
+from burnish.options import Finite, Positive, Rule, Rules
 from burnish.registry import Choice, ReadIf, explanation, lookup, options
 from burnish.utils.user_code import path_of
 
@@ -55,26 +55,33 @@ class RolloutCorrection:
     """k1 must be at least the log of it; null takes 1 / reject_above. The others have no lower bound. A list has one,
     or null, for each rule."""
 
-    @model_validator(mode="after")
-    def _bounds_fit(self) -> RolloutCorrection:
-        if self.lower is not None and self.lower > self.upper:
-            raise ValueError(f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them")
-        if self.weights == "none" and self.reject is None:
-            raise ValueError("weights is none and reject is null, so nothing is corrected; choose one of them")
+    def contradictions(self, run: Any) -> Rules:
         given = [self.reject, self.reject_above, self.reject_below]
-        if len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1:
-            shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
-            raise ValueError(
+        uneven = len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1
+        shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
+        return [
+            (
+                self.lower is not None and self.lower > self.upper,
+                f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them",
+            ),
+            (
+                self.weights == "none" and self.reject is None,
+                "weights is none and reject is null, so nothing is corrected; choose one of them",
+            ),
+            (
+                uneven,
                 f"reject is {shown[0]}, reject_above is {shown[1]} and reject_below is {shown[2]}: "
-                f"{len(self.reject or [])} rules need as many bounds each; give one for each rule, in order"
-            )
-        for rule, high, low in self.rules:
-            if low is not None and (low > high or not rule.endswith("k1")):
-                raise ValueError(
+                f"{len(self.reject or [])} rules need as many bounds each; give one for each rule, in order",
+            ),
+            *(
+                (
+                    low is not None and (low > high or not rule.endswith("k1")),
                     f"reject_below is {low} and reject_above is {high} with {rule}: only rules of k1 have a lower "
-                    "bound, which is below the upper one; give null for the others"
+                    "bound, which is below the upper one; give null for the others",
                 )
-        return self
+                for rule, high, low in ([] if uneven else self.rules)
+            ),
+        ]
 
     @property
     def rules(self) -> list[tuple[Rule, float, float | None]]:
@@ -348,8 +355,7 @@ class Algorithm(ABC):
 
     def take_advantages(self) -> list[float] | None:
         """Advantage of each sample of the last batch that got credit, a mean over its actions; None if it has none."""
-        found: list[float] | None = self.__dict__.pop(ADVANTAGES, None)
-        return found
+        return self.__dict__.pop(ADVANTAGES, None)  # type: ignore[no-any-return]
 
     def after_update(self, roles: Any, update: int) -> Metrics:
         """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
@@ -415,17 +421,19 @@ class PolicyGradient(AdvantageAlgorithm):
     """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
     trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
-    @model_validator(mode="after")
-    def _old_logprobs_fit(self) -> Self:
+    def contradictions(self, run: Any) -> Rules:
         mode = self.rollout_correction.mode if self.rollout_correction else None
-        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
-            raise ValueError(
+        return [
+            (
+                (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")),
                 f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
-                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
-            )
-        if not self.part("surrogate").compares and self.old_logprob != "auto":
-            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; remove it")
-        return self
+                "recomputed log-probs and bypass to the sampler's; leave old_logprob out",
+            ),
+            (
+                not self.part("surrogate").compares and self.old_logprob != "auto",
+                f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; remove it",
+            ),
+        ]
 
     @property
     def bypasses(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo
 
-from burnish.options import Count, Positive
+from burnish.options import Count, Positive, Rules
 from burnish.registry import ReadIf, known, lookup, names, options, register
 from burnish.rl.algorithm import Metrics, call
 
@@ -216,17 +216,18 @@ class TokenKl:
     refresh_every: Count | None = None
     """Policy updates after which the policy becomes the new reference, again and again; null keeps the first one."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.route == "reward" and self.kind in ("k1+", "k3+", "unbiased"):
-            raise ValueError(
+    def contradictions(self, run: Any) -> Rules:
+        return [
+            (
+                self.route == "reward" and self.kind in ("k1+", "k3+", "unbiased"),
                 f"kind is {self.kind} and route is reward: only its value counts there, which is that of "
-                f"{self.value_kind}; choose k1, k2 or k3"
-            )
-        adaptive = self.controller == "adaptive"
-        if adaptive and self.target is None:
-            raise ValueError("controller is adaptive and target is null; give the KL per response that is to be kept")
-        return self
+                f"{self.value_kind}; choose k1, k2 or k3",
+            ),
+            (
+                self.controller == "adaptive" and self.target is None,
+                "controller is adaptive and target is null; give the KL per response that is to be kept",
+            ),
+        ]
 
     @property
     def early(self) -> bool:

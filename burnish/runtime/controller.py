@@ -143,8 +143,7 @@ class RankSource:
         self.ranks = ranks
 
     def rollout(self, update: int) -> RemoteBatch:
-        batch: RemoteBatch = self.ranks.call("rollout", update)[0]
-        return batch
+        return self.ranks.call("rollout", update)[0]  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the ranks save where their own streams stand."""

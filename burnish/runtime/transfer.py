@@ -347,5 +347,4 @@ def from_saved(source: dict[str, Any]) -> dict[str, Any]:
 
 def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
     pointers = StoredRows.to_all(stored) if lengths is None else StoredResponses.to_all(stored, lengths=lengths)
-    found: Rollouts = replace(rollouts, trace=pointers)
-    return found
+    return replace(rollouts, trace=pointers)  # type: ignore[no-any-return]

@@ -185,8 +185,7 @@ def _gathered(weight: Tensor, kept: Tensor | None, dtype: torch.dtype) -> Tensor
     if kept is not None:
         present = torch.empty_like(present)
         local_shard(present).copy_(kept)
-    full: Tensor = present.full_tensor() if is_sharded(present) else present
-    return full
+    return present.full_tensor() if is_sharded(present) else present  # type: ignore[no-any-return]
 
 
 class Receiver:

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from burnish.evaluation.records import Folder, Header, Record, Shard, metrics_of, result_of
-from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
-from burnish.evaluation.suite import REWARD, Suite, check_task, prompts_digest, read_suite_prompts
+from burnish.evaluation.sanity_checks import REWARD, questions, rows, unwatched, wrong_answers
+from burnish.evaluation.suite import Suite, check_task, prompts_digest, read_suite_prompts
 from burnish.metrics import validation_metrics
 from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer, awaited

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed._functional_collectives import all_to_all_single
 
 from burnish.options.cluster import ShardingOptions
 from burnish.training.ranks import Ranks
@@ -82,23 +83,26 @@ def split_by_expert(mesh: DeviceMesh, module: nn.Module, weight: Tensor) -> Tens
     return distribute_tensor(weight, mesh["experts"], [Shard(0)], src_data_rank=None)
 
 
-def beside_experts(mesh: DeviceMesh) -> dict[str, Any]:
-    """How FSDP shards weights that are split by expert: along a later axis, so that a share is one block of the weight.
+def beside(mesh: DeviceMesh) -> dict[str, Any]:
+    """How FSDP shards weights that ranks of a group have parts of: along another axis, so that a share is one block.
 
     Raises:
-        UserError: when FSDP asks for the axis of a weight of which no axis is divided by the number of shards.
+        UserError: when FSDP asks for the axis of a weight of experts of which the number of shards divides no axis.
     """
     from torch.distributed.tensor import Shard
 
-    def placement(weight: Tensor) -> Shard:
-        size, shards = mesh["experts"].size(), mesh["shard"].size()
-        axis = next((axis for axis in range(1, weight.ndim) if weight.shape[axis] % shards == 0), None)
-        if axis is None:
+    shards, name = mesh["shard"].size(), mesh.mesh_dim_names[-1]  # type: ignore[index]
+
+    def placement(weight: Any) -> Shard:
+        taken = {where.dim for where in weight.placements if where.is_shard()}
+        axis = next((i for i, n in enumerate(weight.shape) if i not in taken and n % shards == 0), None)
+        if axis is None and name == "experts":
+            size = mesh[name].size()
             raise UserError(
                 f"sharding.expert_parallel is {size}, but weights {list(weight.shape)} of experts can't be split over "
                 f"{shards} ranks besides; set sharding.shard_size={size}"
             )
-        return Shard(axis)
+        return Shard(axis or 0)
 
     return {"mesh": mesh["replicate", "shard"], "shard_placement_fn": placement}
 
@@ -138,16 +142,11 @@ def _dispatched(
     come = sent.clone()  # of this rank's experts from each rank; ranks of a forecast send nothing, and all do the same
     dist.all_to_all_single(come, sent, group=group)
     there, back = torch.stack([sent.sum(1), come.sum(1)]).tolist()
-    rows = exchange(states[order // index.shape[1]], there, back, group)
+    rows = all_to_all_single(states[order // index.shape[1]], back, there, group)
     expert = torch.arange(experts // ranks, device=rows.device).repeat(ranks)
     expert = expert.repeat_interleave(come.flatten(), output_size=len(rows))
-    if not sum(back):  # nobody wants these experts: a row of zeros, or the others would wait in the backward pass
-        rows, expert = nn.functional.pad(rows, (0, 0, 0, 1)), expert.new_zeros(1)
-    with _in_place(stack, here, experts // ranks):
-        made = own(rows, expert[:, None], rows.new_ones(len(rows), 1))[: sum(back)]
-    made = exchange(made, back, there, group)[order.argsort()]
-    found: Tensor = (made.view(*index.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
-    return found
+    made = all_to_all_single(_made(stack, own, here, experts // ranks, rows, expert), there, back, group)
+    return _weighted(made[order.argsort()], weights, states)
 
 
 def on_experts(
@@ -161,14 +160,25 @@ def on_experts(
         here: numbers of the experts, whose weights are in the module.
     """
     token, place = ((index >= here.start) & (index < here.stop)).nonzero(as_tuple=True)
-    # a row of zeros where nobody wants these experts, which some kernels would refuse
-    rows = nn.functional.pad(states[token], (0, 0, 0, int(not len(token))))
-    expert = nn.functional.pad(index[token, place] - here.start, (0, int(not len(token))))
-    with _in_place(stack, {}, len(here)):
-        made = own(rows, expert[:, None], rows.new_ones(len(rows), 1))[: len(token)]
+    made = _made(stack, own, {}, len(here), states[token], index[token, place] - here.start)
     every = made.new_zeros(index.numel(), made.shape[-1]).index_copy(0, token * index.shape[1] + place, made)
-    found: Tensor = (every.view(*index.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
-    return found
+    return _weighted(every, weights, states)
+
+
+def _made(
+    stack: Any, own: Callable[..., Tensor], parameters: Mapping[str, Tensor], count: int, rows: Tensor, expert: Tensor
+) -> Tensor:
+    """What ``count`` experts, by other parameters, make of rows [M, D], each for the expert [M] of its number."""
+    given = rows
+    if not len(rows):  # a row of zeros: some kernels would refuse none, and others wait for it in the backward pass
+        given, expert = nn.functional.pad(rows, (0, 0, 0, 1)), expert.new_zeros(1)
+    with _in_place(stack, parameters, count):
+        return own(given, expert[:, None], given.new_ones(len(given), 1))[: len(rows)]
+
+
+def _weighted(made: Tensor, weights: Tensor, states: Tensor) -> Tensor:
+    """Sums [N, D], in the precision of states, of what K experts made of each token, [N * K, D]."""
+    return (made.view(*weights.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
 
 
 @contextmanager
@@ -182,22 +192,3 @@ def _in_place(stack: Any, weights: Mapping[str, Tensor], count: int) -> Iterator
     finally:
         stack._parameters.update(before)
         stack.num_experts = experts
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], come: list[int], group: Any) -> Tensor:
-        ctx.way = come, sent, group
-        found = rows.new_empty(sum(come), *rows.shape[1:])
-        dist.all_to_all_single(found, rows.contiguous(), come, sent, group=group)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return exchange(gradients[0], *ctx.way), None, None, None
-
-
-def exchange(rows: Tensor, sent: list[int], come: list[int], group: Any) -> Tensor:
-    """Rows [M, D] that come, so many from each rank of a group, of rows [N, D] that are sent; gradients travel back."""
-    found: Tensor = _Exchange.apply(rows, sent, come, group)  # type: ignore[no-untyped-call]
-    return found

@@ -62,8 +62,7 @@ def adamw_8bit(parameters: Parameters, options: OptimizerOptions) -> Optimizer:
     """AdamW that keeps its moments in 8 bits, a quarter of their memory (bitsandbytes)."""
     from bitsandbytes.optim import AdamW8bit
 
-    made: Optimizer = AdamW8bit(list(parameters.values()), **_rates(options))
-    return made
+    return AdamW8bit(list(parameters.values()), **_rates(options))  # type: ignore[no-any-return]
 
 
 @register("optimizer", "muon")

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
 from burnish.training.experts import (
-    beside_experts,
+    beside,
     check_experts,
     gather_parts,
     split_by_expert,
@@ -331,7 +331,7 @@ def shard(
     if experts is not None:
         check_experts(blocks, size := experts["experts"].size(), f"sharding.expert_parallel is {size}")
         for stack in chain(*stacks):
-            _shard_unit(stack, how | beside_experts(experts), rest, device, partial(split_by_expert, experts))
+            _shard_unit(stack, how | beside(experts), rest, device, partial(split_by_expert, experts))
             travel(stack, experts)
     if tensor is not None:
         check_plan(blocks, tensor.styles, tensor.size)
@@ -339,7 +339,7 @@ def shard(
         if tensor is None:
             _shard_unit(block, how, rest, device)
         else:
-            _shard_unit(block, how | tensor.beside, rest, device, tensor.placed(block))
+            _shard_unit(block, how | beside(tensor.mesh), rest, device, tensor.placed(block))
             tensor.run(block)
     unit = _shard_unit(Unit(networks, 1 if tensor is None else tensor.size), how, rest, device)
     reductions = []
@@ -459,8 +459,7 @@ def local_shard(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     there: Any = tensor.detach()
-    local: Tensor = there.to_local()
-    return local
+    return there.to_local()  # type: ignore[no-any-return]
 
 
 def sharded_like(full: Tensor, example: Tensor) -> Tensor:

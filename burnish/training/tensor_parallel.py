@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 
 from burnish.training.experts import check_experts, on_experts, stacks_in
 from burnish.types.batch import is_sharded
@@ -128,19 +129,6 @@ class TensorSplit:
 
         return place
 
-    @property
-    def beside(self) -> dict[str, Any]:
-        """How FSDP shards these weights: along another axis than ranks of a group where it can."""
-        from torch.distributed.tensor import Shard
-
-        shards = self.mesh["shard"].size()
-
-        def placement(weight: Any) -> Shard:
-            taken = {where.dim for where in weight.placements if where.is_shard()}
-            return Shard(next((i for i, n in enumerate(weight.shape) if i not in taken and n % shards == 0), 0))
-
-        return {"mesh": self.mesh["replicate", "shard"], "shard_placement_fn": placement}
-
     def run(self, block: nn.Module) -> None:
         """Have a block run with slices where its weights are slices. Every rank of the group calls it equally often.
 
@@ -177,8 +165,7 @@ class TensorSplit:
 
         axis, sizes = self._split.get(module, (0, ()))
         if weight.placements[0].is_shard() and len(sizes) < 2:
-            local: Tensor = weight.to_local()
-            return local
+            return weight.to_local()  # type: ignore[no-any-return]
         full: Tensor = weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         if full.ndim == 1 and axis:
             return full / self.size
@@ -201,8 +188,7 @@ class TensorSplit:
 
     def summed(self, made: Tensor) -> Tensor:
         """The sum over the group; that of its gradients goes back."""
-        found: Tensor = _Sum.apply(made, self.group)  # type: ignore[no-untyped-call]
-        return found
+        return all_reduce(made, "sum", self.group)  # type: ignore[no-any-return]
 
 
 def _owners(module: nn.Module) -> Iterator[nn.Module]:
@@ -214,35 +200,9 @@ def _owners(module: nn.Module) -> Iterator[nn.Module]:
             yield from _owners(child)
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, made: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _all_reduced(made, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_reduced(gradients[0], ctx.group), None
-
-
-def _all_reduced(tensor: Tensor, group: Any) -> Tensor:
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class _Share(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] / ctx.size, None
-
-
 def shared(tensor: Tensor, size: int) -> Tensor:
     """The same tensor, whose gradient goes back as one of ``size`` equal shares."""
-    found: Tensor = _Share.apply(tensor, size)  # type: ignore[no-untyped-call]
+    found = tensor.view_as(tensor)
+    if found.requires_grad:
+        found.register_hook(lambda gradient: gradient / size)
     return found

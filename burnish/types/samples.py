@@ -114,8 +114,7 @@ def coarse(sample: Sample) -> np.ndarray | None:
         return np.stack([frame for frame in map(coarse, frames) if frame is not None])
     if isinstance(sample, Sound):
         power = np.square(sample.samples.astype(np.float64)).mean(0)
-        loudness: np.ndarray = np.sqrt(_averaged(power, 0, min(len(power), PARTS)))
-        return loudness
+        return np.sqrt(_averaged(power, 0, min(len(power), PARTS)))  # type: ignore[no-any-return]
     value: np.ndarray = sample @ np.array(LUMA) / 255
     for axis, length in enumerate(value.shape):
         value = _averaged(value, axis, min(max(length // CELL, 1), CELLS))
@@ -128,8 +127,7 @@ def _averaged(value: np.ndarray, axis: int, cells: int) -> np.ndarray:
 
     edges = np.arange(cells + 1) * value.shape[axis] // cells
     sizes = np.diff(edges).reshape([-1 if i == axis else 1 for i in range(value.ndim)])
-    averaged: np.ndarray = np.add.reduceat(value, edges[:-1], axis) / sizes
-    return averaged
+    return np.add.reduceat(value, edges[:-1], axis) / sizes  # type: ignore[no-any-return]
 
 
 LONGEST = 20_000  # characters whose form and words are looked at

@@ -18,7 +18,6 @@ from burnish.types.rollout import Scores
 from burnish.utils.errors import ConfigError
 from tests.golden.language import REWARD_MODELS, RUNS
 from tests.support.language_tables import observed
-from tests.support.tiny_run import burnish as command
 
 AVERAGE = {"average": {"decay": "linear", "linear": (0, 0.0, 3e-4, 0.3)}}
 REJECTED = {"reject": "token_k1", "reject_above": 1.5}
@@ -30,12 +29,12 @@ FLOW = [
     ("awm", {"advantage_clip": 1.0, "advantage_clip_low": 1.0}, "advantage_clip_low"), ("awm", {"clip": 1.5}, "clip"),
     ("awm", {"old": {"decay": "linear"}}, "linear"), ("awm", {"old": {"linear": (0, 0.1, 0.1, 1.0)}}, "linear"),
     ("awm", {"old": {"counts": "updates"}}, "decay is copy"), ("awm", {"time_range": (0.5, 0.5)}, "time_range"),
-    ("awm", {"ghuber_power": 0.5}, "ghuber_power"), ("awm", {"old": {"decay": "ema"}}, "ema is None"),
+    ("awm", {"ghuber_power": 0.5}, "ghuber_power"), ("awm", {"old": {"decay": "ema"}}, "ema is null"),
     ("awm", {"sample_with": "slow"}, "sample_with is 'slow'"), ("dgpo", {"lagged": AVERAGE}, "lagged has average"),
     ("awm", {"anchor": "policy", "old_kl_coef": 1.0}, "anchor is 'policy'"), ("dgpo", {"clip_kl": True}, "clip_kl"),
     ("awm", {"anchor": "average", "lagged": AVERAGE}, "old_kl_coef is 0"),
     ("dgpo", {"lagged": {"old": {}}}, "lagged has 'old'"),
-    ("awm", {"lagged": {"slow": {"kl_limit": 1.0}}, "sample_with": "slow"}, "no KL to slow"),
+    ("awm", {"lagged": {"slow": {"kl_limit": 1.0}}, "sample_with": "slow"}, "no KL to this policy"),
     ("dgpo", {"lagged": {"A b": {}}, "sample_with": "A b"}, "A b"), ("crd", {"kl_guidance": 2.0}, "kl_coef is 0"),
     ("dgpo", {"lagged": {"slow": {"decay": "linear"}}, "sample_with": "slow"}, "linear"),
     ("dgpo", {"baseline": "old", "reference_guidance": 2.0}, "reference_guidance"),
@@ -193,26 +192,6 @@ def test_parts_are_chosen_by_name_alone_or_with_options(recipe, name):
     one = burnish.load(recipe, f"algorithm={name}", *others).algorithm
     assert (one.surrogate.name, one.advantage.name) == ("gspo", "leave_one_out")
     assert one.clip == type(one)().clip, "what a recipe says of a part that another takes the place of is left out"
-
-
-@pytest.mark.parametrize(("algorithm", "options", "named"), [
-    ("flow_grpo", ["surrogate=gsp"], "gspo"), ("flow_grpo", ["surrogate={clip: 2}"], "cispo"),
-    ("flow_grpo", ["surrogate={name: gspo, clp: 1}"], ".clp is 1"),
-    ("flow_grpo", ["surrogate={name: sapo, tau_neg: 0}"], "tau_neg is 0"),
-    ("flow_grpo", ["surrogate=gspo", "clip=0.5"], "surrogate.clip"),
-    ("flow_grpo", ["kl_coef=0.1", "kl_form=k9"], "kl_form is k9"), ("diffusion_nft", ["surrogate=gspo"], "surrogate"),
-    ("branch_grpo", ["splits=[0,2,7]"], "splits has step 7"), ("dance_grpo", ["best_of=12"], "best_of is 12"),
-    ("flow_dppo", ["clip=0.1"], "flow_dppo"), ("branch_grpo", ["splits=[0,1,2,3]"], "rollout.n is"),
-    ("crd", ["sample_with=slow", "lagged.slow.decay=linear"], "algorithm.lagged.slow"),
-    ("flow_grpo", ["lagged.reference.update_interval=5"], "kl_coef is 0"),
-    ("grpo", ["kl_gate=disagreement"], "kl_gate is given"),
-    ("flow_grpo", ["kl_coef=0.1", "kl_gate=disagreement"], "rewards.aesthetic.weight=0"),
-    ("grpo", ["kl={controller: adaptive, target: 0.1, horizon: 2}"], "kl.horizon"),
-])  # fmt: skip
-def test_parts_and_options_that_are_not_there_or_do_not_fit_a_run_are_refused(algorithm, options, named):
-    recipe = "vlm_quickstart" if algorithm == "grpo" else "quickstart"
-    given = [f"algorithm={algorithm}", *(f"algorithm.{option}" for option in options)]
-    assert named in command("config", recipe, *given, status=2).message
 
 
 def test_an_advantage_of_a_wrong_shape_is_named():

@@ -81,8 +81,7 @@ def test_an_object_of_this_process_judges_in_it_alone(overrides, given, recipe):
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"prompts": "a cat"}, "data.train_files is 'a cat'"),
-    ({"prompts": [{"prompt": object()}]}, "object is neither text"),
-    ({"rolout": {"n": 3}}, "rolout.n is 3"),
+    ({"prompts": [{"prompt": object()}]}, "object is neither text"), ({"rolout": {"n": 3}}, "rolout.n is 3"),
     ({"rewards": {"mine": 3}}, "rewards.mine is 3"),
 ])  # fmt: skip
 def test_what_is_wrong_is_told_as_on_the_command_line(given, said, recipe):
@@ -106,8 +105,7 @@ def test_what_a_kind_demands_is_checked_when_a_class_is_registered(kind, bases, 
 
 
 @pytest.mark.parametrize(("kind", "function", "said"), [
-    ("advantage", lambda: None, r"function\(\)"),
-    ("flow reward", lambda images, prompts: [], "is not a class"),
+    ("advantage", lambda: None, r"function\(\)"), ("flow reward", lambda images, prompts: [], "is not a class"),
     ("algorithm", lambda rewards: rewards, "kinds are flow algorithm"),
 ])  # fmt: skip
 def test_a_function_is_held_to_its_contract_too(kind, function, said):

@@ -330,16 +330,11 @@ def test_a_recipe_of_a_published_model_fits_the_gpu_beside_it(page, block, place
 @pytest.mark.parametrize(("broken", "said"), [
     ("```bash\nburnish trian quickstart\n```\n", "trian"),
     ("```bash\nburnish train quickstart rollout.m=3\n```\n", "rollout.m"),
-    ("```bash\nmake quickstrat\n```\n", "make quickstrat"),
-    ("```yaml\nrollout: {m: 3}\n```\n", "rollout.m"),
+    ("```bash\nmake quickstrat\n```\n", "make quickstrat"), ("```yaml\nrollout: {m: 3}\n```\n", "rollout.m"),
     ("```python\nfrom burnish.options import Positiv\n```\n", "Positiv"),
-    ("```text\n{'reward': nan}\n```\n", "it shows ['nan']"),
-    ("`burnish sample RUN --cuont 3`", "cuont"),
-    ("`burnish.registry.regster`", "regster"),
-    ("`rollout.num_inference_step`", "num_inference_step"),
-    ("`optimizer.schedule=cosin`", "cosin"),
-    ("[a](nowhere.md)", "nowhere.md"),
-    ("and so on " * 11, "sentence"),
+    ("```text\n{'reward': nan}\n```\n", "it shows ['nan']"), ("`burnish sample RUN --cuont 3`", "cuont"),
+    ("`burnish.registry.regster`", "regster"), ("`rollout.num_inference_step`", "num_inference_step"),
+    ("`optimizer.schedule=cosin`", "cosin"), ("[a](nowhere.md)", "nowhere.md"), ("and so on " * 11, "sentence"),
 ])  # fmt: skip
 def test_what_is_not_so_is_found(broken, said, place):
     page = ROOT / "docs" / "broken.md"

@@ -39,14 +39,10 @@ def test_foreign_actions_are_pinned_and_run_with_few_rights():
     assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
 
 
-@pytest.mark.parametrize(
-    ("heading", "tag", "reason"),
-    [
-        ("## 0.3.0 - 2027-01-31", "v0.3.0", ""),
-        ("## 0.3.0 - 2027-01-31", "v0.2.0", "v0.2.0"),
-        ("## 0.3.0 - 2027-01-31\n\n## 0.2.9 - 2027-01-01", "v0.3.0", "empty"),
-    ],
-)
+@pytest.mark.parametrize(("heading", "tag", "reason"), [
+    ("## 0.3.0 - 2027-01-31", "v0.3.0", ""), ("## 0.3.0 - 2027-01-31", "v0.2.0", "v0.2.0"),
+    ("## 0.3.0 - 2027-01-31\n\n## 0.2.9 - 2027-01-01", "v0.3.0", "empty"),
+])  # fmt: skip
 def test_the_notes_of_a_release_are_the_section_of_its_version(tmp_path, heading, tag, reason):
     for folder in ("tools", "burnish"):
         (tmp_path / folder).mkdir()

@@ -113,8 +113,7 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
     ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
     ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
-    ({"prompts": "prepared:genevall"}, ["geneval"]),
-    ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
+    ({"prompts": "prepared:genevall"}, ["geneval"]), ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
     monkeypatch.chdir(suites.folder)

@@ -130,16 +130,13 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
 
 
 @pytest.mark.parametrize(("settings", "change", "names"), [
-    ({"r": 3}, None, ["model.lora.rank is 2", "is 3"]),
-    ({"lora_alpha": 16}, None, ["model.lora.alpha is 4", "16"]),
-    ({"peft_type": "LOHA"}, None, ["LOHA"]),
-    ({"bias": "all"}, None, ["bias 'all'"]),
+    ({"r": 3}, None, ["model.lora.rank is 2", "is 3"]), ({"lora_alpha": 16}, None, ["model.lora.alpha is 4", "16"]),
+    ({"peft_type": "LOHA"}, None, ["LOHA"]), ({"bias": "all"}, None, ["bias 'all'"]),
     ({}, lambda own: {key: value / 0 for key, value in own.items()}, ["NaN"]),
     ({}, lambda own: {key: one[:, :1].contiguous() for key, one in own.items()}, ["model.path"]),
     ({}, lambda own: {key: value for key, value in own.items() if "q_proj" in key}, ["down_proj"]),
     ({}, lambda own: own | {"base_model.model.lm_head.bias": torch.ones(2)}, ["lm_head.bias"]),
-    ({}, "truncated", ["truncated", WEIGHTS]),
-    ({}, "pickle", [SETTINGS, WEIGHTS, "adapter_model.bin"]),
+    ({}, "truncated", ["truncated", WEIGHTS]), ({}, "pickle", [SETTINGS, WEIGHTS, "adapter_model.bin"]),
     ({}, "nowhere", ["model.lora.path is"]),
 ])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused(settings, change, names, written, files, tmp_path):

@@ -176,11 +176,9 @@ DYNAMIC = {"rope_type": "dynamic", **SCALED}
 
 
 @pytest.mark.parametrize(("rope", "most", "name"), [
-    (PLAIN, 256, "max_position_embeddings"),
-    ({"rope_type": "linear", **SCALED}, 1024, "max_position_embeddings"),
+    (PLAIN, 256, "max_position_embeddings"), ({"rope_type": "linear", **SCALED}, 1024, "max_position_embeddings"),
     ({"rope_type": "yarn", "original_max_position_embeddings": 128, **SCALED}, 512, "max_position_embeddings"),
-    (DYNAMIC, 256, "dynamic"),
-    ({**LONG, "original_max_position_embeddings": 64}, 64, "LongRoPE"),
+    (DYNAMIC, 256, "dynamic"), ({**LONG, "original_max_position_embeddings": 64}, 64, "LongRoPE"),
     ({"full_attention": DYNAMIC, "sliding_attention": PLAIN}, 256, "dynamic"),
 ])  # fmt: skip
 def test_rows_end_where_angles_of_tokens_before_would_change(rope, most, name):

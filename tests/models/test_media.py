@@ -93,13 +93,10 @@ def test_short_sounds_are_heard_alike_beside_longer_ones():
 # Processors that don't fit, or are published in other files
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "says"),
-    [
-        ("llava", {"values": {**TINY["llava"].values, "patch_size": 8}}, "tokens: 4, features: 512"),
-        ("qwen2_audio", {"parts": {"feature_extractor": ("WhisperFeatureExtractor", {"feature_size": 32})}}, "1, 32"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "says"), [
+    ("llava", {"values": {**TINY["llava"].values, "patch_size": 8}}, "tokens: 4, features: 512"),
+    ("qwen2_audio", {"parts": {"feature_extractor": ("WhisperFeatureExtractor", {"feature_size": 32})}}, "1, 32"),
+])  # fmt: skip
 def test_a_processor_that_does_not_go_with_the_model_is_refused_with_the_first_media(name, change, says, tmp_path):
     model = load_universal(written(tmp_path, TINY[name], **change))
     assert len(model.encode(*chat("Hello")).ids[0]) > 1

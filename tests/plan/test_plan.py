@@ -86,7 +86,7 @@ def test_turns_and_suites_are_counted(large, tmp_path, monkeypatch):
     game += ["rollout.max_new_tokens=1000", "data.max_prompt_length=1024"]
     peaks = []
     for kept in (0, 1 << 27):
-        monkeypatch.setattr("burnish.language.dialogues.KEPT", kept)
+        monkeypatch.setattr("burnish.plan.language.KEPT", kept)
         peaks.append(large(*game).pools["train"]["sample"]["peak"])
     assert peaks[1] - peaks[0] == pytest.approx(0.125, abs=0.02)
     (tmp_path / "longer.yaml").write_text(

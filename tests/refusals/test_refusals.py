@@ -87,14 +87,9 @@ def test_recipes(text, names, tmp_path, capsys, monkeypatch):
     refused(str(recipe), [], names, tmp_path, capsys, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "names"),
-    [
-        ("quikstart", ["recipe is quikstart", "quickstart", ".yaml"]),
-        ("nothing.yaml", ["nothing.yaml", "quickstart"]),
-        ("seed=1", ["recipe is seed=1"]),
-        (".", ["recipe is .", "quickstart"]),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "names"), [
+    ("quikstart", ["recipe is quikstart", "quickstart", ".yaml"]), ("nothing.yaml", ["nothing.yaml", "quickstart"]),
+    ("seed=1", ["recipe is seed=1"]), (".", ["recipe is .", "quickstart"]),
+])  # fmt: skip
 def test_recipes_that_are_none(recipe, names, tmp_path, capsys, monkeypatch):
     refused(recipe, [], names, tmp_path, capsys, monkeypatch)

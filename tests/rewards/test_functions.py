@@ -47,10 +47,8 @@ def test_parameters_name_what_a_function_gets():
 
 
 @pytest.mark.parametrize(("name", "form", "right", "named"), [
-    ("easyr1_batch", "EasyR1", 0.9, {"it_accuracy": 1.0, "it_length": 5.0}),
-    ("easyr1_single", "EasyR1", 0.9, {}),
-    ("compute_score", "verl", 1.0, {"it_acc": 1.0}),
-    ("trl", "TRL", 1.0, {}),
+    ("easyr1_batch", "EasyR1", 0.9, {"it_accuracy": 1.0, "it_length": 5.0}), ("easyr1_single", "EasyR1", 0.9, {}),
+    ("compute_score", "verl", 1.0, {"it_acc": 1.0}), ("trl", "TRL", 1.0, {}),
 ])  # fmt: skip
 def test_functions_of_other_libraries_work_as_they_are_which_is_said(name, form, right, named, files, caplog):
     first, _ = evaluated(files, {"it": function(name)}, [{"prompt": "q", "solution": "7", "data_source": "s"}])
@@ -167,8 +165,7 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
     (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
     (drawn, "tests.support.bad_rewards:takes_no_prompts", {}, r"bad_rewards.py:\d+\) .*too many positional"),
     (drawn, "wants_responses", {}, "responses, but scores images"),
-    (said, "wants_latents", {}, "latents, but scores responses"),
-    (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
+    (said, "wants_latents", {}, "latents, but scores responses"), (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
 ])  # fmt: skip
 def test_what_nobody_has_is_refused_before_the_run(kind, name, arguments, why):
     odd = Prompt(text="d", record='{"other": 1}', where="data.jsonl:9")

@@ -49,8 +49,7 @@ def prompt(**record):
 
 
 @pytest.mark.parametrize(("wanted", "problem"), [
-    ({"include": []}, "no clause"),
-    ({"include": [include("mouse")]}, "no class"),
+    ({"include": []}, "no clause"), ({"include": [include("mouse")]}, "no class"),
     ({"include": [include("dog", color="teal")]}, "'teal'"),
     ({"include": [include("dog"), include("cat", position=["near", 0])]}, "earlier clause"),
 ])  # fmt: skip

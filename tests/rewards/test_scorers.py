@@ -246,13 +246,10 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     assert "this was run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
-        ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
+    ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
+])  # fmt: skip
 def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said):
     options = {option: at_checkpoint(one) if isinstance(one, str) else one for option, one in options.items()}
     with pytest.raises(ValueError, match=said):

@@ -47,11 +47,8 @@ def test_tags_in_a_prompt_satisfy_nothing():
 
 @pytest.mark.parametrize(("where", "text", "answer"), [
     ("tag", "<answer> 1 </answer><answer>2</answer>", "1"),
-    ("boxed", r"\boxed{1} and \boxed{\frac{a}{b}}.", r"\frac{a}{b}"),
-    ("boxed", r"\boxed{1} and \boxed{2", "1"),
-    ("boxed", "1", None),
-    ("tag_or_boxed", r"\boxed{2} <answer>1</answer>", "1"),
-    ("last_line", "a\n b \n\n", "b"),
+    ("boxed", r"\boxed{1} and \boxed{\frac{a}{b}}.", r"\frac{a}{b}"), ("boxed", r"\boxed{1} and \boxed{2", "1"),
+    ("boxed", "1", None), ("tag_or_boxed", r"\boxed{2} <answer>1</answer>", "1"), ("last_line", "a\n b \n\n", "b"),
     ("all", " a b ", "a b"),
 ])  # fmt: skip
 def test_an_answer_is_found_where_it_was_asked_for(where, text, answer):
@@ -134,11 +131,9 @@ def test_equal_answers_are_one_to_a_vote():
 
 
 @pytest.mark.parametrize(("name", "sound", "answer", "why"), [
-    ("exact", "7", None, "has no answer"),
-    ("numeric", "7", "Paris", "has no number"),
+    ("exact", "7", None, "has no answer"), ("numeric", "7", "Paris", "has no number"),
     ("numeric", r"2\sqrt{3}", "2x + 1", "not a number alone.*grader=math_verify"),
-    ("multiple_choice", "B", "Paris", "chooses none of"),
-    ("iou", "[1, 2, 3, 4]", "the left one", "is not one box"),
+    ("multiple_choice", "B", "Paris", "chooses none of"), ("iou", "[1, 2, 3, 4]", "the left one", "is not one box"),
 ])  # fmt: skip
 def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in_it(name, sound, answer, why):
     prompts = [Prompt(text="?", answer=sound), Prompt(text="?", answer=answer)]

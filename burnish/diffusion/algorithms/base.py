@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import model_validator
-
-from burnish.options import BelowOne, Count, Fraction, Guidance, NonNegative, OptimizerOptions, Positive
+from burnish.options import BelowOne, Count, Fraction, Guidance, NonNegative, OptimizerOptions, Positive, Rules
 from burnish.registry import ReadIf, options
 from burnish.rl.algorithm import Metrics, RewardsRead
 
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.algorithms.policy_gradient import Window
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Kind
 
@@ -139,15 +138,15 @@ class Lag:
     update_interval: Count = 1
     """Policy updates after which it follows; in between it stays as it is."""
 
-    @model_validator(mode="after")
-    def _schedule_is_read(self) -> Self:
-        for name, value in (("ema", self.ema), ("linear", self.linear)):
-            if (self.decay == name) != (value is not None):
-                raise ValueError(
-                    f"{name} is {value} and decay is {self.decay}: decay {name} needs {name}, and the others never "
-                    "read it"
-                )
-        return self
+    def contradictions(self, run: FlowConfig) -> Rules:
+        return [
+            (
+                (self.decay == name) != (value is not None),
+                f"{name} is {'null' if value is None else value} and decay is {self.decay}: decay {name} needs {name}, "
+                "and the others never read it",
+            )
+            for name, value in (("ema", self.ema), ("linear", self.linear))
+        ]
 
     def weight(self, n: int) -> float:
         """Weight of the past at step or update ``n``."""

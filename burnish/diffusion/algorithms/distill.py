@@ -8,19 +8,20 @@ The idea is that of language models (Agarwal et al. 2024, arXiv:2306.13649); for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
 from burnish.diffusion.algorithms.policy_gradient import Window, summed
-from burnish.options import Positive
+from burnish.options import Positive, Rules
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Denoising, Loss, Scored, Steps
 
@@ -46,14 +47,12 @@ class Distill(Algorithm):
     window: Window = Field(default_factory=Window)
     """Which steps are recorded and learned from."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.objective == "distill_kl" and self.transition == "ode":
-            raise ValueError(
-                "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
-                "use transition sde, cps or dance, or objective distill_fm_mse"
-            )
-        return self
+    def contradictions(self, run: FlowConfig) -> Rules:
+        message = (
+            "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
+            "use transition sde, cps or dance, or objective distill_fm_mse"
+        )
+        return [(self.objective == "distill_kl" and self.transition == "ode", message)]
 
     def needs(self) -> Needs:
         return Needs(

@@ -10,13 +10,13 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Lag, LagWithin, Needs, Role
 from burnish.diffusion.algorithms.policy_gradient import EXACT, stream_advantages, summed
-from burnish.options import SAMPLED, BelowOne, Count, Fraction, NonNegative, Positive
+from burnish.options import SAMPLED, BelowOne, Count, Fraction, NonNegative, Positive, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import (
     AdvantageAlgorithm,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, OfflineSamples, Scored
     from burnish.utils.random import Part
@@ -59,12 +60,9 @@ class ForwardProcess(Algorithm):
     """Train the plain velocity, as all papers of the forward process do, or the one with the guidance of the rollout;
     none after guided rollouts teaches the network to do without guidance."""
 
-    @model_validator(mode="after")
-    def _levels_are_drawn_as_they_say(self) -> Self:
+    def contradictions(self, run: FlowConfig) -> Rules:
         low, high = self.time_range
-        if low >= high:
-            raise ValueError(f"time_range is [{low}, {high}]; its end must be above its beginning")
-        return self
+        return [(low >= high, f"time_range is [{low}, {high}]; its end must be above its beginning")]
 
     @property
     def schedule_times(self) -> int:
@@ -140,31 +138,34 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
     """Which samples the KL to the reference holds, and how strongly: the name of a registered gate, or {name: NAME}
     with its options; null holds all alike."""
 
-    @model_validator(mode="after")
-    def _policies_are_read(self) -> Self:
-        for name in self.lagged:
-            if not NAME.fullmatch(name) or name in RESERVED:
-                raise ValueError(
-                    f"lagged has {name!r:.40}; a name has small letters, digits and _, and is none of "
-                    f"{', '.join(RESERVED)}"
-                )
-            if name == "reference" and not self.reads_reference:
-                raise ValueError(f"lagged has reference, but {self.name} reads none: set kl_coef, or remove it")
-            if name not in ("reference", *self.policies_read.values()):
-                raise ValueError(
-                    f"lagged has {name}, but nothing reads it: name it in {' or '.join(self.policies_read)}, "
-                    "or remove it"
-                )
-        for option, name in self.policies_read.items():
-            known = [*(["policy"] if option == "sample_with" else []), "old", *self.lagged]
-            if name not in known or name == "reference":
-                raise ValueError(
-                    f"{option} is {name!r:.40}; it must be one of {', '.join(known)}, or a policy that lagged names"
-                )
+    def contradictions(self, run: FlowConfig) -> Rules:
+        read = self.policies_read
+        rules = super().contradictions(run)
         for name, lag in self.lagged.items():
-            if lag.kl_limit is not None and name != "reference":
-                raise ValueError(f"kl_limit is {lag.kl_limit:g}, but no KL to {name} is measured; remove it")
-        return self
+            rules += [
+                (
+                    not NAME.fullmatch(name) or name in RESERVED,
+                    f"lagged has {name!r:.40}; a name has small letters, digits and _, and is none of "
+                    f"{', '.join(RESERVED)}",
+                ),
+                (
+                    name == "reference" and not self.reads_reference,
+                    f"lagged has reference, but {self.name} reads none: set kl_coef, or remove it",
+                ),
+                (
+                    name not in ("reference", *read.values()),
+                    f"lagged has {name:.40}, but nothing reads it: name it in {' or '.join(read)}, or remove it",
+                ),
+                (
+                    lag.kl_limit is not None and name != "reference",
+                    f"lagged.{name:.40}.kl_limit is given, but no KL to this policy is measured; remove it",
+                ),
+            ]
+        for option, name in read.items():
+            known = [*(["policy"] if option == "sample_with" else []), "old", *self.lagged]
+            message = f"{option} is {name!r:.40}; it must be one of {', '.join(known)}, or a policy that lagged names"
+            rules.append((name not in known or name == "reference", message))
+        return rules
 
     @property
     def policies_read(self) -> dict[str, str]:

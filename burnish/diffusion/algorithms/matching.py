@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from burnish.diffusion.algorithms.base import Lag
 from burnish.diffusion.algorithms.forward_process import WithOldPolicy
 from burnish.diffusion.algorithms.policy_gradient import summed
-from burnish.options import SAMPLED, NonNegative, Positive, SomeGuidance
+from burnish.options import SAMPLED, NonNegative, Positive, Rules, SomeGuidance
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import weighted
 from burnish.rl.objectives import Clip
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss
 
@@ -108,14 +107,15 @@ class CRD(WithOldPolicy):
 
     atom = "group"
 
-    @model_validator(mode="after")
-    def _old_policy_is_read(self) -> Self:
-        if self.old != Lag() and not self.keeps_old:
-            raise ValueError(
+    def contradictions(self, run: FlowConfig) -> Rules:
+        return [
+            *super().contradictions(run),
+            (
+                self.old != Lag() and not self.keeps_old,
                 f"old is given, but baseline is reference and sample_with is {self.sample_with}: nothing reads an old "
-                "policy; remove it"
-            )
-        return self
+                "policy; remove it",
+            ),
+        ]
 
     @property
     def keeps_old(self) -> bool:

@@ -9,12 +9,12 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording, Role
-from burnish.options import Count, NonNegative, Positive, Several, Whole
+from burnish.options import Count, NonNegative, Positive, Rules, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import (
     ADVANTAGES,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms, TokenTerms
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Transition
     from burnish.types.rollout import Denoising, Loss, Requests, Scored, Steps
@@ -188,19 +189,20 @@ class StepPolicyGradient(PolicyGradient):
     network before training."""
     rollout_correction: StepCorrection | None = None
 
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        if self.transition == "ddim" and self.noise_level > 1:
-            raise ValueError(
+    def contradictions(self, run: FlowConfig) -> Rules:
+        return [
+            *super().contradictions(run),
+            (
+                self.transition == "ddim" and self.noise_level > 1,
                 f"noise_level is {self.noise_level:g} and transition is ddim, whose eta is 1 at most: there is no more "
-                "noise to redraw; lower it, or choose another transition"
-            )
-        if self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"):
-            raise ValueError(
+                "noise to redraw; lower it, or choose another transition",
+            ),
+            (
+                self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"),
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
-                "leave out old_logprob=sampler and rollout_correction.mode=bypass"
-            )
-        return self
+                "leave out old_logprob=sampler and rollout_correction.mode=bypass",
+            ),
+        ]
 
     def needs(self) -> Needs:
         advantage, held = self.part("advantage"), self.kl_coef > 0

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording
 from burnish.diffusion.algorithms.policy_gradient import Window, summed
-from burnish.options import Count, Finite, Fraction, NonNegative
+from burnish.options import Count, Finite, Fraction, NonNegative, Rules
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.paths import Ends, Realigned
     from burnish.diffusion.roles import FlowRoles
     from burnish.types.prompt import Prompt
@@ -91,11 +92,9 @@ class Draft(RewardGradients):
     window: Annotated[Window, ReadIf("kind", "refl")] = Field(default_factory=lambda: Window(kind="random", size=1))
     """refl: which step is drawn, from which one step leads to the end; a window of that size."""
 
-    @model_validator(mode="after")
-    def _jumps_from_one_step(self) -> Self:
-        if self.window.size != 1:
-            raise ValueError(f"window.size is {self.window.size}, but refl jumps from a single step; set it to 1")
-        return self
+    def contradictions(self, run: FlowConfig) -> Rules:
+        size = self.window.size
+        return [(size != 1, f"window.size is {size}, but refl jumps from a single step; set it to 1")]
 
     def needs(self) -> Needs:
         last = Window(kind="last", size=self.last_steps)
@@ -150,14 +149,10 @@ class SRPO(RewardGradients):
     ceiling: Finite | None = 0.7
     """Nothing is learned from images whose reward is above this; null has no ceiling."""
 
-    @model_validator(mode="after")
-    def _levels_lie_between(self) -> Self:
+    def contradictions(self, run: FlowConfig) -> Rules:
         low, high = self.time_range
-        if not low < high < 1:
-            raise ValueError(
-                f"time_range is [{low}, {high}]; it must rise, and end below 1, where nothing of the sample is left"
-            )
-        return self
+        message = f"time_range is [{low}, {high}]; it must rise, and end below 1, where nothing of the sample is left"
+        return [(not low < high < 1, message)]
 
     def needs(self) -> Needs:
         first = Window(kind="fixed", size=1)  # where the noise of a sample is its state

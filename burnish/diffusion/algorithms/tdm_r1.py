@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
 from burnish.diffusion.algorithms.forward_process import bounded_advantages
@@ -17,6 +17,7 @@ from burnish.options import (
     NonNegative,
     OptimizerOptions,
     Positive,
+    Rules,
     SomeGuidance,
 )
 from burnish.registry import register
@@ -25,6 +26,7 @@ from burnish.rl.algorithm import AdvantageAlgorithm, Metrics, rewards_read
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.paths import GroupPaths, PathTerms
     from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
@@ -69,11 +71,9 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
     surrogate_optimizer: AdamWOptions = Field(default_factory=AdamWOptions)
     """Optimizer of the surrogate, which knows what is rewarded."""
 
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        if self.real_weight == 1 and self.reward_steps is not None:
-            raise ValueError("reward_steps is never read when real_weight is 1: nothing pulls to the reward")
-        return self
+    def contradictions(self, run: FlowConfig) -> Rules:
+        unread = self.real_weight == 1 and self.reward_steps is not None
+        return [(unread, "reward_steps is never read when real_weight is 1: nothing pulls to the reward")]
 
     def needs(self) -> Needs:
         advantage = self.part("advantage")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import LagWithin, Needs, Recording
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Moving, Share, StepPolicyGradient, Window
-from burnish.options import NonNegative, Positive, Several, Whole
+from burnish.options import NonNegative, Positive, Rules, Several, Whole
 from burnish.registry import ReadIf, lookup, register
 from burnish.rl.algorithm import KlGate, weighted
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import StepTerms
+    from burnish.diffusion.config import FlowConfig
     from burnish.diffusion.steps import Transition
     from burnish.types.rollout import Scored
 
@@ -57,19 +58,20 @@ class MixGRPO(FlowGRPO):
     steps_after: Share = 1.0
     """Share of the steps after the window that are taken, rounded up (MixGRPO-Flash); the others are skipped."""
 
-    @model_validator(mode="after")
-    def _windows_agree(self) -> Self:
-        if self.window.kind == "all":
-            raise ValueError(
+    def contradictions(self, run: FlowConfig) -> Rules:
+        return [
+            *super().contradictions(run),
+            (
+                self.window.kind == "all",
                 "window.kind is all, so there are no deterministic steps to mix with; "
-                "choose progressive, random or fixed, or algorithm=flow_grpo"
-            )
-        if self.steps_after < 1 and self.window.kind == "random" and self.window.shared_by == "group":
-            raise ValueError(
+                "choose progressive, random or fixed, or algorithm=flow_grpo",
+            ),
+            (
+                self.steps_after < 1 and self.window.kind == "random" and self.window.shared_by == "group",
                 f"steps_after is {self.steps_after}, which thins the schedule of a whole update, but every prompt "
-                "has a window of its own; set window.shared_by=update, or steps_after=1"
-            )
-        return self
+                "has a window of its own; set window.shared_by=update, or steps_after=1",
+            ),
+        ]
 
     def recording(self) -> Recording:
         return replace(super().recording(), steps_after=self.steps_after)
@@ -196,36 +198,41 @@ class BranchGRPO(FlowGRPO):
     """Depths of the tree that are not trained at, a run of them that moves by one towards the leaves with every update
     and starts again."""
 
-    @model_validator(mode="after")
-    def _is_a_tree(self) -> Self:
-        if sorted(set(self.splits)) != self.splits:
-            raise ValueError(f"splits is {self.splits}; they must be strictly increasing")
-        if self.window.kind not in ("all", "fixed"):
-            raise ValueError(
+    def contradictions(self, run: FlowConfig) -> Rules:
+        chosen, own, leaves = self.advantage is not None, self.part("advantage"), self.keep_leaves
+        shaped = own.advantage_std != "group" or not self.advantage_unbiased or own.advantage_aggregation != "sum"
+        return [
+            *super().contradictions(run),
+            (
+                sorted(set(self.splits)) != self.splits,
+                f"splits is {self.splits}; they must be strictly increasing",
+            ),
+            (
+                self.window.kind not in ("all", "fixed"),
                 f"window.kind is {self.window.kind}, but splits are fixed steps and need noise at every update; "
-                "choose all or fixed"
-            )
-        if self.advantage is not None:
-            raise ValueError("advantage is never read: a node of the tree is compared with those of its depth")
-        own = self.part("advantage")
-        if own.advantage_std != "group" or not self.advantage_unbiased or own.advantage_aggregation != "sum":
-            raise ValueError(
+                "choose all or fixed",
+            ),
+            (chosen, "advantage is never read: a node of the tree is compared with those of its depth"),
+            (
+                shaped and not chosen,
                 "advantage_std, advantage_unbiased and advantage_aggregation are never read: a node is compared with "
-                "those of its depth, by their unbiased std; remove them"
-            )
-        if self.best_of is not None:
-            raise ValueError("best_of cuts paths that others share; prune with leaf_pruning=extreme and keep_leaves")
-        if (self.leaf_pruning == "extreme") != (self.keep_leaves is not None):
-            raise ValueError(
-                f"leaf_pruning is {self.leaf_pruning} and keep_leaves is {self.keep_leaves}: extreme needs a number "
-                "of leaves, and the others never read it"
-            )
-        if self.skip_depths >= len(self.splits):
-            raise ValueError(
+                "those of its depth, by their unbiased std; remove them",
+            ),
+            (
+                self.best_of is not None,
+                "best_of cuts paths that others share; prune with leaf_pruning=extreme and keep_leaves",
+            ),
+            (
+                (self.leaf_pruning == "extreme") != (leaves is not None),
+                f"leaf_pruning is {self.leaf_pruning} and keep_leaves is {leaves or 'null'}: extreme needs a number of "
+                "leaves, and the others never read it",
+            ),
+            (
+                self.skip_depths >= len(self.splits),
                 f"skip_depths is {self.skip_depths}, but the tree has {len(self.splits)} depths to train at; "
-                "leave one at least"
-            )
-        return self
+                "leave one at least",
+            ),
+        ]
 
     def needs(self) -> Needs:
         return replace(super().needs(), tree=self.branching ** len(self.splits))

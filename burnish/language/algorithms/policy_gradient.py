@@ -93,6 +93,7 @@ class TokenPolicyGradient(PolicyGradient):
         scales, shapes = (", ".join(name for name, given in one.items() if given) for one in (scaling, shaping))
         what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
         return [
+            *super().contradictions(run),
             (
                 low is not None and high is not None and low >= high,
                 f"reward_clip_low is {low} and reward_clip is {high}: nothing lies between; lower reward_clip_low",

@@ -387,8 +387,7 @@ def planned(
         return attend(module, query, key, value, attention_mask, plan=plan, cu_seq_lens_q=cu_seq_lens_q, **more)
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    found: tuple[Tensor, Tensor | None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-    return found
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **more)  # type: ignore[no-any-return]
 
 
 def switch(network: Any, decoder: Any, *, on: bool, tower: bool = True) -> None:

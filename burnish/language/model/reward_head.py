@@ -143,8 +143,7 @@ def read_head(folder: Path) -> Tensor:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             if HEAD in opened.keys():  # noqa: SIM118
-                weight: Tensor = opened.get_tensor(HEAD)
-                return weight
+                return opened.get_tensor(HEAD)  # type: ignore[no-any-return]
     raise UserError(f"{folder} has no tensor {HEAD}, the heads of a reward model; export it again")
 
 

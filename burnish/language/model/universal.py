@@ -236,8 +236,7 @@ class LanguageModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)  # type: ignore[no-any-return]
 
     def _stop_ids(self) -> tuple[int, ...]:
         generation = getattr(self.network, "generation_config", None)
@@ -297,8 +296,7 @@ class LanguageModel:
             found = self.network._prepare_position_ids_for_generation(ids[None], inputs)
             # Reformer has none for its first tokens; where there are four, the first counts along the text
             if found is not None and found.ndim == 3:
-                own: Tensor = found[-3:, 0].long()
-                return own
+                return found[-3:, 0].long()  # type: ignore[no-any-return]
         return torch.arange(len(ids))[None]
 
     def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:

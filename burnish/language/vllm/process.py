@@ -176,8 +176,7 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
         if name is not None and place not in seen:
             seen.add(place)
             plain[name] = value
-    written: dict[str, Tensor] = revert_weight_conversion(network, plain)
-    return written
+    return revert_weight_conversion(network, plain)  # type: ignore[no-any-return]
 
 
 def adapter_of(network: nn.Module) -> dict[str, Tensor]:
@@ -292,5 +291,4 @@ def through_channel(weights: Mapping[str, Tensor], parts: Sequence[Sequence[Entr
 
 def handle_of(memory: Tensor) -> tuple[Any, ...]:
     """What another process opens a GPU's memory by; see ``opened`` there."""
-    handle: tuple[Any, ...] = reduce_tensor(memory)[1]
-    return handle
+    return reduce_tensor(memory)[1]  # type: ignore[no-any-return]

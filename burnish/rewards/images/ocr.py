@@ -67,10 +67,13 @@ class Ocr(Reward):
 
 def wanted(prompt: Prompt) -> str | None:
     """The text that an image should show: the answer, or the prompt's text in double quotes; None if there is none."""
-    if prompt.answer is not None:
-        return prompt.answer
-    quoted = re.search(r'"([^"]+)"', prompt.text)
-    return quoted.group(1) if quoted else None
+    return prompt.answer if prompt.answer is not None else quoted(prompt.text)
+
+
+def quoted(text: str) -> str | None:
+    """What stands in double quotes first."""
+    found = re.search(r'"([^"]+)"', text)
+    return found and found[1]
 
 
 def similarity(text: str, answer: str, *, substring: bool) -> float:

@@ -1,16 +1,20 @@
-"""Environments of Gymnasium and servers of OpenEnv: what they show becomes text and images, and what a response says
-becomes an action."""
+"""Environments of users: classes that return an episode, and those of Gymnasium and servers of OpenEnv, of which what
+they show becomes text and images, and what a response says becomes an action."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from pydantic import Field
 
-from burnish.environments.base import Observation
+from burnish.environments.base import Environment, Episode, Observation
+from burnish.registry import register
+from burnish.utils.errors import UserError
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -18,6 +22,48 @@ if TYPE_CHECKING:
 Shown = list[Any]  # texts and images
 REFUSED = "VALIDATION_ERROR"  # what a server of OpenEnv says of an action that has another form
 BEGINNING = re.compile(r"[\[{]")  # of a JSON list or object
+
+
+@register("environment", "function")
+class FunctionEnvironment(Environment):
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response), an
+    environment of Gymnasium, or a client of OpenEnv."""
+
+    path: str
+    """Where it is: package.module:Game, path/to/file.py:Game, gymnasium:make or openenv:GenericEnvClient."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every episode."""
+
+    def episode(self) -> Episode:
+        made: Any = load_object(self.path, "environment")(**self.arguments)
+        if isinstance(made, _imported("gymnasium", "Env")):
+            return GymEpisode(made)
+        if isinstance(made, _imported("openenv.core", "EnvClient")):
+            return ServedEpisode(made)
+        return made  # type: ignore[no-any-return]
+
+    def user_code(self) -> list[str]:
+        return [self.path]
+
+    def check(self) -> None:
+        try:
+            episode = self.episode()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
+            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
+        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
+        if lacking:
+            raise UserError(
+                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
+                "episode has reset(prompt, seed) and step(response)"
+            )
+
+
+def _imported(package: str, name: str) -> Any:
+    """A class of a library, if something of it is in use."""
+    return getattr(sys.modules.get(package), name, ())
 
 
 class GymEpisode:
@@ -132,5 +178,7 @@ def shown(observation: Any) -> Shown:
         return [part for name, value in observation.items() for part in (f"{name}: ", *shown(value), "\n")]
     if isinstance(observation, tuple):
         return [part for value in observation for part in (*shown(value), "\n")]
+    import numpy as np
+
     array = np.asarray(observation)
     return [array] if array.dtype == np.uint8 and array.ndim == 3 else [json.dumps(array.tolist())]
