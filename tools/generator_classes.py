@@ -29,12 +29,12 @@ CANNOT = (
      "their code draws or reads images at 1024 × 1024 alone, too long for a CPU; the checks on load decide"),
     ("^Allegro", "its VAE decodes in tiles of 24 frames alone (`model.vae_tiling=true`), too long for a CPU"),
     ("^ChromaInpaint|^EasyAnimateControl", "their own call fails in diffusers 0.42"),
+    ("^EchoModular", "their blocks take steps of their own, without a scheduler"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),
     ("^TextToVideoSD|^VideoToVideoSD", "frames that the scheduler steps as rows of their own"),
 )  # fmt: skip
 DEPRECATED = "deprecated by diffusers"
-MODULAR = "modular pipelines; the plain pipeline of the same model is loaded in their place"
 NEEDS = "diffusers offers them only beside another package"
 VARIANT = "variants of classes in the tables, by the same networks: an image or a control to begin from; not measured"
 UNTRIED = "nothing is known against them, but they are not measured yet; the checks on load decide"
@@ -53,7 +53,7 @@ def groups(measured: Collection[str]) -> dict[str, list[str]]:
         kind = getattr(diffusers, name, None) if name.endswith("Pipeline") else None
         if isinstance(kind, type) and kind not in (diffusers.DiffusionPipeline, diffusers.ModularPipeline):
             found.setdefault(reason(name, kind), []).append(name.removesuffix("Pipeline"))
-    order = [*(why for _, why in CANNOT), MODULAR, DEPRECATED, NEEDS, VARIANT, UNTRIED]
+    order = [*(why for _, why in CANNOT), DEPRECATED, NEEDS, VARIANT, UNTRIED]
     return {why: found[why] for why in order if why in found}
 
 
@@ -62,8 +62,6 @@ def reason(name: str, kind: Any) -> str:
     if hasattr(kind, "_backends"):  # of what stands in for a class whose packages are missing
         packages = sorted({one for one in kind._backends if one not in ("torch", "transformers")})
         return NEEDS if packages else UNTRIED
-    if "Modular" in name:
-        return MODULAR
     for pattern, why in CANNOT:
         if re.search(pattern, name):
             return why

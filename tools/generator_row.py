@@ -23,6 +23,7 @@ from burnish.diffusion.engine import FlowEngine
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.checks import distance
+from burnish.models.modular import pipeline_class
 from burnish.models.tiny import Tiny
 from burnish.models.tiny.build import write
 from burnish.tasks import Assembly, assemble
@@ -133,9 +134,7 @@ def measure(tiny: Tiny, folder: Path, runs: Sequence[str] = tuple(RUNS)) -> Row:
 
 def write_recipe(tiny: Tiny, folder: Path) -> Path:
     """A run of the pipeline in a folder: two prompts with the images that it needs, and a reward for any sample."""
-    import diffusers
-
-    arguments = Arguments(getattr(diffusers, tiny.kind), RolloutOptions(batch_size=96))
+    arguments = Arguments(pipeline_class(tiny.kind), RolloutOptions(batch_size=96))
     taken = arguments.parameters
     inputs = {name: media(kind, tiny, SEED) for name, kind in tiny.inputs.items() if kind in OF_FILES}
     given = {}

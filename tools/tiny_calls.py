@@ -6,8 +6,10 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.modular import pipeline_class
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.tiny import Tiny
+from burnish.utils.hub import MODULAR, part_of
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import quietly
 
@@ -45,6 +47,16 @@ def load(folder: Path) -> Any:
     import diffusers
     import torch
 
+    if (folder / MODULAR).is_file():
+        with quietly():
+            blocks = diffusers.ModularPipeline.from_pretrained(folder)
+            blocks.load_components(dtype=torch.float32)
+            parts = {name: part_of(entry) for name, entry in read_object(folder / MODULAR).items()}
+            blocks.update_components(**processors_without_torchvision(folder, parts))
+        # called as others are: what guides takes its scale from an argument
+        blocks.__class__ = pipeline_class(type(blocks).__name__)
+        blocks.set_progress_bar_config(disable=True)
+        return blocks
     parts = processors_without_torchvision(folder, read_object(folder / "model_index.json"))
     with quietly():
         pipeline = diffusers.DiffusionPipeline.from_pretrained(

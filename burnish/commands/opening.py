@@ -17,7 +17,7 @@ from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
-from burnish.utils.hub import hub_name
+from burnish.utils.hub import hub_name, index_in
 from burnish.utils.paths import MARK, check_output, resolve
 from burnish.utils.reading import checked_path
 from burnish.utils.terminal import loading_pytorch, progress
@@ -123,11 +123,11 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
         path, adapter = source, ""
     if task is None:
         path = str(checked_path(path, "SOURCE"))
-        tasks = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
+        tasks = [name for name in TASKS if index_in(resolve(path), task_named(name).config.model_index).is_file()]
         if not tasks:
             return None
         task = tasks[0]
-    elif hub_name(path) is None and not (resolve(path) / task_named(task).config.model_index).is_file():
+    elif hub_name(path) is None and not index_in(resolve(path), task_named(task).config.model_index).is_file():
         return None
     options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
     config = with_models(load(str(BARE / f"{task}.yaml"), options))

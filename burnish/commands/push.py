@@ -217,7 +217,8 @@ def loading_code(assembly: Assembly, repo: str, what: Format, hub: str | None) -
     """
     base = Path(hub or "FOLDER/OF/THE/BASE/MODEL") if what == "lora" else Path(repo)
     lines = assembly.loading_lines(base, Path(repo) if what == "lora" else None)
-    files = any(f'"{repo}/' in line for line in lines)
+    # a modular pipeline finds parts beside it in a folder, too
+    files = any(f'"{repo}/' in line or "load_components" in line for line in lines)
     if files:  # names of files, which libraries find in folders alone
         lines = [line.replace(f'"{repo}/', 'f"{folder}/').replace(f'"{repo}"', "folder") for line in lines]
         lines.insert(0, f'folder = snapshot_download("{repo}")')
@@ -231,7 +232,7 @@ def loading_code(assembly: Assembly, repo: str, what: Format, hub: str | None) -
         sizes = {name: getattr(validation, name, None) or getattr(rollout, name, None)
                  for name in ("num_inference_steps", "height", "width")}  # fmt: skip
         given = "".join(f", {name}={value}" for name, value in sizes.items() if value is not None)
-        lines.append(f'out = pipe("a prompt"{given})')
+        lines.append(f'out = pipe(prompt="a prompt"{given})')
     imports = [f"import {name}" for name in MODULES if f"{name}." in text]
     imports += [f"from {assembly.library} import {', '.join(classes)}"]
     imports += ["from huggingface_hub import snapshot_download"] if files else []

@@ -387,4 +387,5 @@ class FlowAssembly(Assembly):
         model = self.roles.model
         without = "".join(f", {name}=None" for name in model.absent_parts())
         load = f'pipe = {model.class_name}.from_pretrained("{base}"{without})'
-        return [load, *([] if adapter is None else model.lora_lines(adapter))]
+        parts = ["pipe.load_components()"] * hasattr(model.pipeline, "load_components")  # of a modular one
+        return [load, *parts, *([] if adapter is None else model.lora_lines(adapter))]

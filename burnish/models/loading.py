@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from burnish.options.model import CommonModelOptions
 from burnish.utils.errors import UserError, first_line
-from burnish.utils.hub import model_folder
+from burnish.utils.hub import index_in, model_folder
 from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NONE: Mapping[str, str] = MappingProxyType({})
 ADAPTERS = dict.fromkeys(
     ("adapter_config.json", "pytorch_lora_weights.safetensors"),
     "is a LoRA adapter; set model.path to the model that it was trained on, and model.lora.path to this folder (its "
@@ -27,9 +25,7 @@ ADAPTERS = dict.fromkeys(
 )
 
 
-def read_folder(
-    options: CommonModelOptions, config: str, library: str, what: str, *, others: Mapping[str, str] = NONE
-) -> tuple[Path, dict[str, Any]]:
+def read_folder(options: CommonModelOptions, config: str, library: str, what: str) -> tuple[Path, dict[str, Any]]:
     """The directory of a model, and the JSON file that describes it.
 
     Args:
@@ -37,7 +33,6 @@ def read_folder(
         config: name of the JSON file.
         library: whose ``save_pretrained`` writes such directories.
         what: it writes, for messages.
-        others: names of files of other layouts, and what a message says of a directory that has one instead.
 
     Raises:
         UserError: there is no such directory, or it has no such file.
@@ -48,10 +43,10 @@ def read_folder(
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a {library} {what}")
     try:
-        return path, read_object(path / config)
+        return path, read_object(index_in(path, config))
     except FileNotFoundError:
         wrong = f"has no {config}; it must be a {what} as {library}' save_pretrained writes it"
-        known = next((says for name, says in {**others, **ADAPTERS}.items() if (path / name).is_file()), wrong)
+        known = next((says for name, says in ADAPTERS.items() if (path / name).is_file()), wrong)
         raise UserError(f"model.path is {options.path}, which {known}") from None
 
 

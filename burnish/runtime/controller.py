@@ -290,7 +290,7 @@ class RayController(Controller):
 
     def latest(self) -> Checkpoint | None:
         def damage(checkpoint: Checkpoint) -> str:
-            return max(self.trainers.call("damage", checkpoint))
+            return max(self.trainers.call("damage", checkpoint))  # type: ignore[no-any-return]
 
         try:
             return self.store.latest(damage)

@@ -13,10 +13,11 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
+MODULAR = "modular_model_index.json"  # the same of one that is made of blocks
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][\w./-]{0,250}")
@@ -62,7 +64,7 @@ class HubModel:
         import huggingface_hub
 
         with self._explained():
-            index = huggingface_hub.hf_hub_download(self.name, self.index, revision=self.revision)
+            index = self._found(huggingface_hub.hf_hub_download)
             commit = Path(index).parent.name
             patterns = self._patterns(Path(index))
             if (found := self._complete(commit, patterns)) is not None:
@@ -75,10 +77,23 @@ class HubModel:
         """The folder in the cache, if all of it is there; nothing is asked of a network."""
         import huggingface_hub
 
-        index = huggingface_hub.try_to_load_from_cache(self.name, self.index, revision=self.revision)
+        index = self._found(huggingface_hub.try_to_load_from_cache)
         if not isinstance(index, str):
             return None
         return self._complete(Path(index).parent.name, self._patterns(Path(index)))
+
+    def _found(self, get: Callable[..., Any]) -> Any:
+        """What ``get`` gives for the file that describes it: of a pipeline, a modular one's where there is no other."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        named = partial(get, self.name, revision=self.revision)
+        try:
+            found = named(self.index)
+        except EntryNotFoundError:
+            if self.index != PIPELINE:
+                raise
+            found = None
+        return found if isinstance(found, str) or self.index != PIPELINE else named(MODULAR)
 
     def _complete(self, commit: str, patterns: list[str]) -> Path | None:
         import huggingface_hub
@@ -103,7 +118,7 @@ class HubModel:
                 if self.files == WORDS
                 else all((folder / name).is_file() for name in self.files)
             )
-        for part in [folder] if self.index != PIPELINE else [folder / name for name in _parts(folder / PIPELINE)]:
+        for part in [folder] if self.index != PIPELINE else [folder / n for n in _parts(index_in(folder, PIPELINE))]:
             if not part.is_dir() or not any(part.glob("*.json")):
                 return False
             if part.name.startswith("tokenizer"):
@@ -119,7 +134,7 @@ class HubModel:
             return list(self.files)
         if self.index != PIPELINE:
             return [*_TEXTS, *_WEIGHTS]
-        return [PIPELINE, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*_TEXTS, *_WEIGHTS))]
+        return [index.name, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*_TEXTS, *_WEIGHTS))]
 
     def _announce(self, commit: str, patterns: list[str]) -> None:
         """Say what is downloaded.
@@ -133,7 +148,7 @@ class HubModel:
         sizes = {one.rfilename: one.size or 0 for one in about.siblings or ()}
         chosen = [name for name in sizes if any(fnmatchcase(name, pattern) for pattern in patterns)]
         safe = {str(Path(name).parent) for name in chosen if name.endswith(".safetensors")}
-        folders = {pattern.rpartition("/")[0] or "." for pattern in patterns if pattern != PIPELINE}
+        folders = {pattern.rpartition("/")[0] or "." for pattern in patterns if pattern not in (PIPELINE, MODULAR)}
         for name in sorted(sizes):
             folder = str(Path(name).parent)
             if not self.files and folder in folders - safe and Path(name).suffix in _PICKLES:
@@ -203,8 +218,25 @@ class HubModel:
 
 def _parts(index: Path) -> list[str]:
     """The parts of a pipeline that have a folder."""
-    named = [name for name, kind in read_object(index).items() if isinstance(kind, list) and kind and kind[0]]
+    parts = {name: part_of(entry) for name, entry in read_object(index).items()}
+    named = [name for name, kind in parts.items() if isinstance(kind, list) and kind and kind[0]]
     return [name for name in named if re.fullmatch(r"\w+", name)]
+
+
+def part_of(entry: Any) -> Any:
+    """Library and class of a part in the index of a modular pipeline, none for one that is nowhere; any other entry as
+    it is."""
+    if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], dict)):
+        return entry
+    if entry[0] is not None or not (entry[2].get("pretrained_model_name_or_path") or entry[2].get("repo")):
+        return entry[:2]
+    return entry[2].get("type_hint")  # of one that was not loaded when the index was written
+
+
+def index_in(folder: Path, index: str) -> Path:
+    """The file that describes the model in a folder: of a pipeline, a modular one's where there is no other."""
+    blocks = folder / MODULAR
+    return blocks if index == PIPELINE and blocks.is_file() and not (folder / index).exists() else folder / index
 
 
 def is_repository(name: str) -> bool:

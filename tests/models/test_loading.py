@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from burnish.utils import weights
+from burnish.utils.hub import MODULAR
 from tests.support.generators import folder_of as pipeline_of
 from tests.support.language_samples import folder_of
 from tests.support.model_runs import changed, refused, run_of
@@ -23,7 +24,7 @@ def told(files):
     """What a run with the model in a folder is refused with."""
 
     def refusal(folder, *options, names=()):
-        draws = (folder / "model_index.json").exists() or folder.suffix == ".safetensors"
+        draws = any(folder.glob("*model_index.json")) or folder.suffix == ".safetensors"
         options = ["rollout.max_sequence_length=null"] * draws + [*options]
         return refused(files, "sd3" if draws else "llama", f"model.path={folder}", *options, names=names)
 
@@ -106,7 +107,7 @@ def test_a_configuration_that_is_none_is_named(content, tmp_path, told):
         assert name in told(tmp_path)
 
 
-def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told, files):
+def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told):
     for name in ("adapter_config.json", "pytorch_lora_weights.safetensors"):
         (tmp_path / name).touch()
         assert "model.lora.path" in told(tmp_path)
@@ -115,8 +116,23 @@ def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told, files):
     file.touch()
     assert "from_single_file" in told(file)
     assert "config.json" in told(tmp_path)
-    (tmp_path / "modular_model_index.json").write_text('{"_class_name": "QwenImageModularPipeline"}')
-    assert "modular" in refused(files, "sd3", f"model.path={tmp_path}")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"modular_config.json": ""}, "no code"),
+    ({"_class_name": "ModularPipeline"}, "ModularPipeline"),
+    ({"_class_name": "EchoModularPipeline"}, "scheduler"),
+    ({"guider": ["own", "Own", {}]}, "'own'"),
+    ({"guider": ["diffusers", "SkipLayerGuidance", {}]}, "SkipLayerGuidance as guider, which changes"),
+    ({"guider": ["diffusers", "FrequencyDecoupledGuidance", {}]}, "has no guidance_scale"),
+    ({"vae_2": [None, None, {"repo": "a/b", "type_hint": ["diffusers", "AutoencoderKL"]}]}, "load_components"),
+])  # fmt: skip
+def test_a_modular_pipeline_that_cannot_be_trained_is_refused(changes, said, pipeline, told):
+    (pipeline / INDEX).rename(pipeline / MODULAR)
+    changed(pipeline / MODULAR, **{"_class_name": "StableDiffusion3ModularPipeline"} | changes)
+    for name in changes.keys() & {"guider", "modular_config.json"}:
+        (pipeline / name).mkdir()
+    told(pipeline, names=[said])
 
 
 def in_variant(folder, variant):

@@ -5,6 +5,7 @@ import gc
 import math
 import shutil
 
+import diffusers
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from burnish.utils.errors import UserError
 from tests.support import unseen
 from tests.support.generators import Generator, folder_of
 from tests.support.model_runs import changed, run_of
+from tests.support.tiny_run import burnish
 
 THOROUGH = pytest.mark.thorough
 TEXTS = ("a red fox", "two apples on the table")
@@ -127,6 +129,29 @@ def test_images_become_states_and_images_again():
     with torch.no_grad():
         mean = vae.encode(scaled).latent_dist.mean
     torch.testing.assert_close(states, (mean - vae.config.shift_factor) * vae.config.scaling_factor)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [
+    ("z-image-modular", "flow_grpo"), pytest.param("qwen-image-modular", "diffusion_nft", marks=THOROUGH),
+])  # fmt: skip
+def test_a_modular_pipeline_learns_resumes_and_draws_as_its_blocks_alone_do(name, algorithm, files, tmp_path):
+    whole, resumed = (run_of(files, name, f"algorithm={algorithm}", name=one) for one in ("whole", "resumed"))
+    for run, steps in ((whole, 2), (resumed, 1), (resumed, 2)):
+        run.train(f"steps={steps}")
+    assert resumed.metrics[-1] == whole.metrics[-1]
+    assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in whole.metrics) < 1e-5
+    torch.testing.assert_close(resumed.tensors, whole.tensors, rtol=0, atol=0)
+    burnish("export", whole.output, "-o", tmp_path / "trained")
+    moved = (tmp_path / "trained").rename(tmp_path / "moved")
+    alone = diffusers.ModularPipeline.from_pretrained(moved)
+    alone.load_components(dtype=torch.float32)
+    alone.update_components(guider=alone.guider.new(guidance_scale=3.0, enabled=True))
+    ours = Generator(moved, guidance=3.0, rollout={"height": 32, "width": 32})
+    asked = ours.asked("a red fox")
+    drawn = ours.images(asked, ours.draw(asked, ours.start(asked)))
+    call = {"prompt": "a red fox", "negative_prompt": "grey", "height": 32, "width": 32, "num_inference_steps": 4}
+    call |= {"generator": torch.Generator().manual_seed(random.key("row", 0)), "output_type": "pt"}
+    torch.testing.assert_close(drawn, alone(**call, output="images"), rtol=0, atol=1e-5)
 
 
 # Classes that nobody has seen

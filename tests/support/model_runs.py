@@ -14,7 +14,7 @@ def run_of(files: Path, model: str, *options: str, name: str = "run") -> TinyRun
     """A run of a policy gradient with a tiny model, or with another one that lies in FILES/MODEL."""
     if not (files / model).exists():
         burnish("tiny", model, files / model)
-    draws = (files / model / "model_index.json").exists()
+    draws = any((files / model).glob("*model_index.json"))
     usual = [] if any(one.startswith("algorithm=") for one in options) else [f"algorithm={'flow_' * draws}grpo"]
     usual += [] if any(one.startswith("validation.") for one in options) else ["validation.every=0"]
     return TinyRun(files, "generators" if draws else "language", model, *usual, *options, name=name)

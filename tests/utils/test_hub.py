@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from burnish.utils.errors import UserError
-from burnish.utils.hub import PIPELINE, HubModel, model_folder
+from burnish.utils.hub import MODULAR, PIPELINE, HubModel, model_folder
 from tests.support.fake_hub import TOKEN, fake_hub, use_for_data
 from tests.support.records import GENERATOR, LANGUAGE, image_file, prompts, questions, read, refused, shade
 from tests.support.tiny_run import burnish
@@ -75,10 +75,14 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_only_what_the_pipeline_lists_is_fetched_and_the_token_goes_to_the_hub_alone(hub, capsys):
-    commit = hub.publish(NAME, WANTED | UNWANTED)
+@pytest.mark.parametrize("index", [PIPELINE, MODULAR])
+def test_only_what_the_pipeline_lists_is_fetched_and_the_token_goes_to_the_hub_alone(index, hub, capsys):
+    loaded = {"tokenizer": [None, None, {"repo": NAME, "type_hint": INDEX["tokenizer"]}], "vae": [*INDEX["vae"], {}]}
+    content = json.dumps(INDEX | loaded if index == MODULAR else INDEX).encode()
+    wanted = {name: one for name, one in WANTED.items() if name != PIPELINE} | {index: content}
+    commit = hub.publish(NAME, wanted | UNWANTED)
     folder = fetch()
-    assert files(folder) == set(WANTED)
+    assert files(folder) == set(wanted)
     assert folder.name == commit
     printed = capsys.readouterr()
     assert f"{NAME} (commit {commit[:8]}): {len(WANTED)} files" in printed.out

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.modular import pipeline_class
 from burnish.types.prompt import kinds_of
 from burnish.types.samples import Clip, Kind, Sound
 from burnish.utils.errors import UserError
@@ -28,7 +29,8 @@ CLASS = "class_labels"  # of pipelines that draw from the number of a class, whi
 IMAGES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
-EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
+EMBEDDED = ("Flux2Modular", "Flux2Pipeline", "FluxControl", "FluxFill", "FluxKontextModular", "FluxModular",
+            "LatentConsistency", "SanaSprint", "VisualCloze")  # fmt: skip
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
 NEEDS_NEGATIVE = "EasyAnimate"  # pipelines that fail without a negative prompt
 KEPT_IMAGES = "GlmImage"  # pipelines whose denoiser computes keys and values of a prompt's images before the first step
@@ -85,9 +87,9 @@ class Arguments:
         import diffusers
 
         named = str(index.get("_class_name"))
-        kind = getattr(diffusers, named, None)
-        is_one = isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)
-        if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):  # type: ignore[union-attr]
+        kind = pipeline_class(named, index.get("_blocks_class_name"))
+        is_one = isinstance(kind, type) and issubclass(kind, (diffusers.DiffusionPipeline, diffusers.ModularPipeline))
+        if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):
             raise UserError(
                 f"model.path holds a {named:.80}, which is not a pipeline of diffusers {diffusers.__version__}; "
                 "install a version of diffusers that has it"
@@ -122,6 +124,11 @@ class Arguments:
             raise UserError(
                 f"rollout.embedded_guidance is {rollout.embedded_guidance}, but the guidance of a {who} is classifier-"
                 "free: use rollout.guidance_scale"
+            )
+        if "scheduler" not in getattr(self.kind, "parts", ("scheduler",)):
+            raise UserError(
+                f"a {who} has no scheduler among its parts: its blocks take the steps themselves, and Burnish couldn't "
+                "take other ones; choose a pipeline that has one"
             )
         if hasattr(self.kind, "set_pag_applied_layers") and rollout.call.get("pag_scale") != 0:
             raise UserError(

@@ -3,9 +3,10 @@ to compute it is taken."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -238,6 +239,29 @@ def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> No
             if option.startswith(("guidance_scale is", "rollout.embedded_guidance is")):
                 raise UserError(f"{told}; remove it")
             log.warning(told)
+
+
+def refuse_guiders(kinds: Mapping[str, Any]) -> None:
+    """Refuse parts that guide by changing the network, as by skipping its layers, or without a scale.
+
+    Args:
+        kinds: classes of a pipeline's parts.
+
+    Raises:
+        UserError: naming the part.
+    """
+    from diffusers.guiders.guider_utils import BaseGuidance
+
+    for name, kind in kinds.items():
+        if not issubclass(kind, BaseGuidance):
+            continue
+        scaled = "guidance_scale" in inspect.signature(kind).parameters
+        if not scaled or kind.prepare_models is not BaseGuidance.prepare_models:
+            why = "changes its network while it draws, and Burnish would train the changed one"
+            raise UserError(
+                f"model.path has a {kind.__name__} as {name}, which {why if scaled else 'has no guidance_scale'}; "
+                "give a pipeline that was saved with another, as ClassifierFreeGuidance"
+            )
 
 
 def how_to_turn_off(pipeline: Any) -> str:

@@ -23,6 +23,7 @@ from burnish.diffusion.pipeline.networks import (
 )
 from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
+from burnish.models.modular import pipeline_class
 from burnish.models.placing import load_mapped, place, place_buffers, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
@@ -83,7 +84,6 @@ class LoadedPipeline:
         Raises:
             UserError: weights are missing, wrong or not finite, or the model can't be trained as this family.
         """
-        import diffusers
         import torch
 
         absent: dict[str, Any] = {
@@ -102,7 +102,7 @@ class LoadedPipeline:
         vae = vae_precision(networks["vae"], path / "vae", compute) if "vae" in networks else torch.float32
         precision = {"default": compute, "vae": vae} | dict.fromkeys(trained, dtype)
         with quietly():
-            kind = getattr(diffusers, index["_class_name"])
+            kind = pipeline_class(index["_class_name"], index.get("_blocks_class_name"))
             parts = {
                 name: load_mapped(network, path / name, dtype=precision.get(name, compute))
                 for name, network in networks.items()

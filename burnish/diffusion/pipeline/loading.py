@@ -20,6 +20,7 @@ from burnish.models.placing import rest_frozen
 from burnish.models.quantization import quantize
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
+from burnish.utils.hub import MODULAR, PIPELINE, index_in, part_of
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
@@ -36,15 +37,14 @@ log = logging.getLogger(__name__)
 
 ANY = "pipeline"  # the family of pipelines that no other takes
 STANDARD_SIDE = 128  # latent positions per side if a transformer's configuration names none, as FLUX's pipeline
-MODULAR = {  # what else a folder may hold, and what to do with it
-    "modular_model_index.json": "is a modular pipeline, whose blocks compute without gradients; give the plain "
-    "pipeline of the same model, as its own class's save_pretrained writes it"
-}
 LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
 NAMES = re.compile(r"(?<![a-z])(turbo|schnell|lightning|lcm|distilled|few[-_]?steps?|dmd2?|sprint)(?![a-z])", re.I)
 FEW_STEP_SCHEDULERS = ("LCMScheduler", "FlowMatchLCMScheduler", "SCMScheduler", "TCDScheduler")
-FEW_STEP_PIPELINES = re.compile(r"SanaSprint\w*Pipeline|LatentConsistencyModel\w*Pipeline")
+FEW_STEP_PIPELINES = re.compile(
+    r"SanaSprint\w*Pipeline|LatentConsistencyModel\w*Pipeline|\w+(Turbo|Distilled)ModularPipeline"
+)
 FEW = 9  # most denoising steps of a model that was distilled to few
+CODE = "modular_config.json"  # of a modular pipeline: names its blocks' code
 PARTS = ("transformer", "unet", "scheduler")
 TOKENS = "max_sequence_length"  # of prompts that are read
 LENGTH = f"_{TOKENS}"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
@@ -56,8 +56,14 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: there is no such directory, or it is not a pipeline in diffusers layout.
     """
-    path, content = read_folder(options, "model_index.json", "diffusers", "pipeline", others=MODULAR)
-    index = path / "model_index.json"
+    path, content = read_folder(options, PIPELINE, "diffusers", "pipeline")
+    content = {name: part_of(entry) for name, entry in content.items()}
+    index = index_in(path, PIPELINE)
+    if (path / CODE).exists() and index.name == MODULAR:
+        raise UserError(
+            f"model.path is {options.path}, whose blocks are code beside it ({CODE}), and Burnish runs no code of a "
+            "model's folder; give a pipeline whose blocks are diffusers' own"
+        )
     named = _listed(content)
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
@@ -71,9 +77,10 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         raise UserError(f"{index} lists {strange[0]!r:.80}, which is not a valid name of a part; restore the file")
     absent = [name for name in parts if not (path / name).is_dir()]
     if absent:
+        way = "write it anew with diffusers (load_components, then save_pretrained)"  # its index may name other models
         raise UserError(
-            f"model.path is {options.path}, which lacks {', '.join(absent)} (model_index.json); download the model "
-            "again"
+            f"model.path is {options.path}, which lacks {', '.join(absent)} ({index.name}); "
+            f"{way if index.name == MODULAR else 'download the model again'}"
         )
     return path, content
 
@@ -143,7 +150,7 @@ def sign_of_few_steps(folder: Path, index: Mapping[str, Any], name: str) -> str:
     signs = {
         "is_distilled is true in model_index.json, as with FLUX.2-klein, Krea2-Turbo": index.get("is_distilled"),
         "its transformer has no guidance input (guidance_embeds is false), as with FLUX.1-schnell":
-            kind == "FluxPipeline" and transformer.get("guidance_embeds") is False,
+            kind in ("FluxPipeline", "FluxModularPipeline") and transformer.get("guidance_embeds") is False,
         "its pipeline's class draws in a few steps, as with SANA-Sprint": FEW_STEP_PIPELINES.fullmatch(kind),
         "its scheduler is one for a few steps, as with LCM, TCD": scheduler.get("_class_name") in FEW_STEP_SCHEDULERS,
         "its scheduler spaces steps from the end (timestep_spacing is trailing), as with SDXL-Turbo":

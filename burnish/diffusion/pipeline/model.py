@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps
+from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
 from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -145,6 +145,7 @@ class PipelineModel(LoadedPipeline):
             UserError: a class is unknown, or an option has nothing to act on.
         """
         kinds = classes_of(index, path)
+        refuse_guiders(kinds)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
         check_scheduler(kinds.get("scheduler"), path, rollout)

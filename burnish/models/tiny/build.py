@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.models.modular import pipeline_class
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
 from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images, pieces, talking
@@ -73,9 +74,7 @@ ENCODER, TOKENIZER = "text_encoder", "tokenizer"
 
 def build(tiny: Tiny, seed: int) -> Any:
     """The pipeline; its weights depend on the seed, their names and the name of their part alone."""
-    import diffusers
-
-    kind = getattr(diffusers, tiny.kind)
+    kind = pipeline_class(tiny.kind)
     chosen = parts_of(tiny, kind)
     made: dict[str, Any] = {name: None for name, part in chosen.items() if part is None}
     # what reads text first: what encodes it has as many words
