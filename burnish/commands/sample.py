@@ -124,7 +124,7 @@ def sample(
 def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Mapping[str, Any], target: Path) -> None:
     """Images, clips or sounds."""
     from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
-    from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
+    from burnish.tasks.drawings import contact_sheet, write_inputs, write_sample
     from burnish.tasks.sample_files import write_lines
     from burnish.types.samples import is_finite, kind
 
