@@ -342,11 +342,11 @@ class ImageTokenConfig(LanguageConfig):
 
     reward_kind: ClassVar[str] = "flow reward"
 
-    task: Literal["text-to-image-tokens"] = "text-to-image-tokens"
+    task: Literal["text-to-image-tokens"] = "text-to-image-tokens"  # type: ignore[assignment]
     """What is trained: unified models that draw token by token."""
     model: ImageTokenModelOptions
     """Which network is trained, and how much of it."""
-    rewards: dict[str, Annotated[Reward, Choice("flow reward")]]
+    rewards: dict[str, Annotated[Reward, Choice("flow reward")]]  # type: ignore[assignment]
     """What a good image is: a weighted sum of rewards, by name."""
     rollout: Annotated[ImageTokenRolloutOptions, SCORED] = Field(default_factory=ImageTokenRolloutOptions)
     """How images are sampled."""

@@ -57,7 +57,8 @@ class ImageTokenModel(LanguageModel):
         import torch
 
         self.codes: int = network.config.vq_config.num_embeddings
-        network.__class__ = _drawing(type(network))
+        kind: Any = type(network)
+        network.__class__ = _drawing(kind)
         super().__init__(path, network, tokenizer, compute=compute)
         how = network.generation_config
         self.begin = int(how.generation_kwargs["boi_token_id"])
