@@ -109,25 +109,32 @@ def check_files(options: CommonModelOptions) -> None:
 
 
 def check_draws(options: CommonModelOptions, tokens: int) -> None:
-    """Refuse a model that draws no images of this many tokens, by config.json alone.
+    """Refuse a model that draws no images of this many tokens, by its configuration files alone.
 
     Args:
         options: of the model.
         tokens: of an image, as rollout.max_new_tokens has it.
 
     Raises:
-        UserError: its class has no head of image tokens, or its images have another number of them.
+        UserError: its class has no head of image tokens, nothing says how an image begins, or its images have another
+            number of tokens.
     """
     from transformers import AutoModelForMultimodalLM
 
     from burnish.language.model.image_tokens import draws, image_length
 
-    config = _config(options)
+    (path, named), config = read_config(options), _config(options)
     if config is None or not draws(AutoModelForMultimodalLM._model_mapping.get(type(config), object)):
-        kind = read_config(options)[1].get("model_type")
         raise UserError(
-            f"model.path is {options.path}, whose model_type {kind!s:.80} has no head of image tokens in transformers "
-            "to draw with, as Janus has; give such a model, or leave task out to train its text"
+            f"model.path is {options.path}, whose model_type {named.get('model_type')!s:.80} has no head of image "
+            "tokens in transformers to draw with, as Janus has; give such a model, or rewards of responses"
+        )
+    how = read_object(path / GENERATION) if (path / GENERATION).is_file() else {}
+    known = how | (how.get("generation_kwargs") or {})
+    if lacking := [name for name in ("boi_token_id", "bos_token_id", "pad_token_id") if known.get(name) is None]:
+        raise UserError(
+            f"model.path is {options.path}, whose {GENERATION} has no {' and no '.join(lacking)}, without which nothing "
+            "can be drawn; download the model again"
         )
     if tokens != (length := image_length(config)):
         raise UserError(
