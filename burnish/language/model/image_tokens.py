@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.base import Shown
+from burnish.language.model.chat import CUT
 from burnish.language.model.universal import LanguageModel
 from burnish.rewards.text.base import Response
 from burnish.types.batch import Gathered
@@ -63,7 +64,7 @@ class ImageTokenModel(LanguageModel):
         how = network.generation_config
         self.begin = int(how.generation_kwargs["boi_token_id"])
         self.guidance = float(how.guidance_scale or GUIDANCE)
-        kept = torch.tensor([how.bos_token_id, self.begin]) + self.codes
+        kept = torch.tensor([one for one in (how.bos_token_id, self.begin) if one is not None]) + self.codes
         self._kept, self._mask = kept, int(how.pad_token_id) + self.codes
         self.placeholders = self.banned = kept[:0]
         self.stop: tuple[int, ...] = ()
@@ -84,14 +85,17 @@ class ImageTokenModel(LanguageModel):
     # Prompts and images
 
     def _encode(self, text: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
-        import torch
+        from burnish.types.completion import Encoded, Features
 
-        encoded = super()._encode(text, shown, before)
-        ids = torch.cat([encoded.ids[0], torch.tensor([self.begin])]) + self.codes
-        return replace(encoded, ids=[ids], positions=[self._positions(ids, encoded.features[0])])
+        self._refuse_unread(shown)
+        start = self.tokenizer.bos_token  # which transformers puts before what a template has written without it
+        own = {"add_special_tokens": start is None or not text.startswith(start), "return_tensors": "pt"}
+        ids = self.processor(text=[text], generation_mode="image", **own)["input_ids"][0].long()
+        ids = ids[ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)] + self.codes
+        return Encoded(ids=[ids], positions=[self._positions(ids, Features())], features=[Features()])
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
-        return super().count_tokens(messages, tools) + 1
+        return len(self.encode(messages, tools=tools).ids[0])
 
     def paired(self, prompts: Encoded) -> Encoded:
         """Prompts, and behind them the same ones with their words masked, as in the class's ``generate``."""

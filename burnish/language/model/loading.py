@@ -131,10 +131,10 @@ def check_draws(options: CommonModelOptions, tokens: int) -> None:
         )
     how = read_object(path / GENERATION) if (path / GENERATION).is_file() else {}
     known = how | (how.get("generation_kwargs") or {})
-    if lacking := [name for name in ("boi_token_id", "bos_token_id", "pad_token_id") if known.get(name) is None]:
+    if lacking := [name for name in ("boi_token_id", "pad_token_id") if known.get(name) is None]:
         raise UserError(
-            f"model.path is {options.path}, whose {GENERATION} has no {' and no '.join(lacking)}, without which nothing "
-            "can be drawn; download the model again"
+            f"model.path is {options.path}, whose {GENERATION} has no {' and no '.join(lacking)}, without which it "
+            "draws nothing; download the model again"
         )
     if tokens != (length := image_length(config)):
         raise UserError(
