@@ -124,9 +124,6 @@ def sample(
 def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Mapping[str, Any], target: Path) -> None:
     """Images, clips or sounds."""
     from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
-    from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
-    from burnish.tasks.sample_files import write_lines
-    from burnish.types.samples import is_finite, kind
 
     config = assembly.config
     how = {name: changes.get(name, getattr(config.validation, name)) for name in CHANGED}
@@ -137,6 +134,15 @@ def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Ma
         for _, _, chunk in FlowEngine(assembly.roles, rollout, seed=seed).sample(job):
             samples += chunk
             tell(len(samples), len(asked) * n)
+    _write_drawn(job, samples, asked, n, seed, target)
+
+
+def _write_drawn(job: Any, samples: Sequence[Any], asked: Sequence[Prompt], n: int, seed: int, target: Path) -> None:
+    """Write what was drawn, a list and a sheet of it."""
+    from burnish.tasks.drawings import contact_sheet, write_inputs, write_sample
+    from burnish.tasks.sample_files import write_lines
+    from burnish.types.samples import is_finite, kind
+
     _remove_earlier(target)
     records = []
     with writing(target):
@@ -173,7 +179,7 @@ def _prompts(config: Any, asked: list[Prompt], prompt_file: str | None) -> list[
 def _answer(
     assembly: Any, asked: Sequence[Prompt], n: int, seed: int, given: Mapping[Kind, Sequence[str]], target: Path
 ) -> None:
-    """Print and save ``n`` responses to each prompt."""
+    """Print and save ``n`` responses to each prompt, or save images."""
     from burnish.language.engine import ResponseJob, sampling_of
     from burnish.tasks.sample_files import write_lines
 
@@ -182,6 +188,9 @@ def _answer(
     sampling = sampling_of(assembly.config, assembly.config.validation)
     job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=sampling)
     _, responses = assembly.engine.sample(job)
+    if responses[0].image is not None:
+        _write_drawn(job, [response.image for response in responses], asked, n, seed, target)
+        return
     media = {f"{kind}s": list(paths) for kind, paths in given.items() if paths or kind == "image"}
     records = []
     for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):

@@ -172,8 +172,9 @@ def _problems(config: ServiceConfig) -> Iterator[str]:
 
 
 def _kinds(name: str) -> list[str]:
-    """The tasks that know a reward of this name."""
-    return [task for task, one in TASKS.items() if known(one.config.reward_kind, name)]
+    """The tasks that know a reward of this name, of those with the same rewards the first."""
+    tasks = {one.config.reward_kind: task for task, one in reversed(TASKS.items())}
+    return [task for task in TASKS if task in tasks.values() and known(task_named(task).config.reward_kind, name)]
 
 
 def _task_of(labels: Sequence[str]) -> str:

@@ -106,6 +106,12 @@ TASKS = {
         assembly_path="burnish.language.assembly:LanguageAssembly",
         read_path="burnish.data.questions:read_questions",
     ),
+    "text-to-image-tokens": Task(
+        config_path="burnish.language.config:ImageTokenConfig",
+        words=DRAWN["image"],
+        assembly_path="burnish.language.image_tokens:ImageTokenAssembly",
+        read_path="burnish.data.questions:read_questions",
+    ),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
@@ -37,27 +36,25 @@ from burnish.diffusion.pipeline.loading import (
 )
 from burnish.diffusion.pipeline.networks import writers
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.rollouts import FlowRollouts, contact_sheet, inputs_of, write_inputs, write_sample
+from burnish.diffusion.rollouts import FlowRollouts, inputs_of
 from burnish.evaluation.records import sampled_settings
-from burnish.metrics import diversities, group_diversity
 from burnish.models.quantization import layers_to_quantize
 from burnish.rewards.base import Reward
-from burnish.rl.algorithm import Metrics
-from burnish.rollout.sources import Job, RolloutRequest, collector
+from burnish.rollout.sources import RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.evaluate import Evaluated, Evaluation
+from burnish.tasks.drawings import DrawnEvaluation, shades
+from burnish.tasks.evaluate import Evaluated
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
 from burnish.types.samples import Clip, Sample, Sound, coarse
-from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 
 
-class FlowEvaluation(Evaluation):
-    """Draws; shows images, clips or sounds, and a sheet of them. What metrics are made of is their structure."""
+class FlowEvaluation(DrawnEvaluation):
+    """Draws."""
 
     def check(self) -> None:
         super().check()
@@ -96,32 +93,6 @@ class FlowEvaluation(Evaluation):
                 shown += [sample if keep else None for sample, keep in zip(samples, kept, strict=True)]
                 structures += map(coarse, samples)
         return Evaluated(context.first(lambda: scoring.scores(assembly.stop.check)), structures, shown)
-
-    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
-        return {"val-aux/variety": group_diversity(evaluated.known, job.group)}
-
-    def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
-        varied = diversities(evaluated.known, job.group)
-        return {"variety": [varied.get(number, math.nan) for number in job.group.tolist()]}
-
-    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        records: list[dict[str, Any]] = []
-        with writing(target):
-            for i, sample in enumerate(evaluated.shown[:shown]):
-                group = f"{int(job.group[i]):03d}"
-                if i % n == 0:
-                    inputs = write_inputs(target / "pictures", f"{group}-input", job.prompts[i])
-                file = write_sample(target / "pictures", f"{group}-{i % n:02d}", sample)
-                records.append({"file": file} | ({"images": inputs} if inputs else {}))
-            contact_sheet(evaluated.shown[:shown], job.prompts[:shown:n], n).save(target / "grid.png")
-        return records
-
-    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
-        return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", evaluated.shown[row])}
-
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
-        sample = evaluated.shown[row]
-        return {} if sample is None else {"file": write_sample(folder, stem, sample)}
 
 
 log = logging.getLogger(__name__)
@@ -307,11 +278,11 @@ class FlowAssembly(Assembly):
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
     ) -> None:
         """Refuse images of a size that a reward can't score; None is that of the run's own."""
-        shades = self.dummy_sample()
-        if isinstance(shades, np.ndarray):
+        image = self.dummy_sample()
+        if isinstance(image, np.ndarray):
             for reward in rewards.values():
                 for prompts, height, width in sized:
-                    reward.check_size(prompts, height or shades.shape[0], width or shades.shape[1])
+                    reward.check_size(prompts, height or image.shape[0], width or image.shape[1])
 
     def dummy_sample(self) -> Sample:
         """An image of shades, of the size that the run draws, or what else it draws."""
@@ -319,16 +290,15 @@ class FlowAssembly(Assembly):
         rollout = self.config.rollout
         height, width = rollout.height, rollout.width
         standard = standard_side(path) if height is None or width is None else 0
-        rows, columns = np.indices((height or standard, width or standard))
-        shades = np.stack([rows % 256, columns % 256, (rows + columns) // 2 % 256], -1).astype(np.uint8)
+        image = shades(height or standard, width or standard)
         wave = Sound.of(np.sin(np.arange(DUMMY_RATE) / 10)[None], DUMMY_RATE)
         match self.config.drawn:
             case "clip":
-                frames = np.stack([shades] * (rollout.num_frames or DUMMY_FRAMES))
+                frames = np.stack([image] * (rollout.num_frames or DUMMY_FRAMES))
                 return Clip(frames=frames, fps=rollout.fps or DUMMY_FRAMES, sound=wave)
             case "sound":
                 return wave
-        return shades
+        return image
 
     def weight_files(self) -> tuple[str, list[Path]]:
         path, index = read_index(self.config.model)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from burnish.diffusion.algorithms.base import Needs
@@ -25,16 +22,12 @@ from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import RolloutRequest, collector, group_starts
-from burnish.tasks.evaluate import prompt_images
+from burnish.tasks.drawings import GLIMPSES, thumbnail, write_sample
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import to_device
-from burnish.types.media import evenly_spaced
-from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Requests, Scored, failures_of, settled
-from burnish.types.samples import Clip, Sample, Sound, coarse
+from burnish.types.samples import Sample, Sound, coarse
 from burnish.utils import random
-from burnish.utils.images import PAPER, grid, strip, waveform
-from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 
 @dataclass
@@ -213,78 +206,8 @@ def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor,
         yield noisy[part], time[part], some.trace.conditioning.select(part)
 
 
-STRIP = 4  # frames of a clip on a contact sheet
-GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and its longest side in pixels
-KEPT = 512  # longest side in pixels of what is kept of a prompt's images
-
-
 def inputs_of(trace: Denoising, scorer: Scorer) -> dict[str, list[Any]]:
     """What rewards ask for besides what was drawn, by name, of each sample; nothing else leaves the GPU."""
     return (
         {"latents": list(trace.latents.float().cpu().numpy())} if "latents" in fields_required(scorer.rewards) else {}
     )
-
-
-def thumbnail(sample: np.ndarray | Clip) -> bytes:
-    """A small PNG file of an image, or of the middle of a clip."""
-    image = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
-    image.thumbnail((GLIMPSE, GLIMPSE))
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
-
-
-def write_sample(folder: Path, stem: str, sample: Sample) -> str:
-    """Write a sample; the name of its file. Sound that a format lacks lies beside it as .wav."""
-    if isinstance(sample, Sound):
-        (folder / f"{stem}.wav").write_bytes(encode_sound(sample.samples, sample.rate))
-        return f"{stem}.wav"
-    if not isinstance(sample, Clip):
-        Image.fromarray(sample).save(folder / f"{stem}.png")
-        return f"{stem}.png"
-    sound = None if sample.sound is None else (sample.sound.samples, sample.sound.rate)
-    name = f"{stem}.{clip_format()}"
-    (folder / name).write_bytes(encode_clip(sample.frames, sample.fps, sound))
-    if sample.sound is not None and clip_format() == "webp":
-        write_sample(folder, stem, sample.sound)
-    return name
-
-
-def write_inputs(folder: Path, stem: str, prompt: Prompt) -> list[str]:
-    """Write small copies of a prompt's images; the names of their files, in order."""
-    names = []
-    for what, image in prompt_images(prompt):
-        image.thumbnail((KEPT, KEPT), Image.Resampling.LANCZOS)
-        names.append(f"{stem}-{what}.png")
-        image.save(folder / names[-1])
-    return names
-
-
-def contact_sheet(samples: Sequence[Sample], prompts: Sequence[Prompt], n: int) -> Image.Image:
-    """``n`` samples per prompt in a row, of clips some frames; images that prompts begin from come first.
-
-    Args:
-        samples: of all prompts, those of one prompt adjacent.
-        prompts: one per row.
-        n: samples of a prompt.
-    """
-    cells, columns = [_cell(sample) for sample in samples], n
-    if any(prompt.images for prompt in prompts):
-        columns = n + 1
-        starts = [_start(prompt, cells[0]) for prompt in prompts]
-        cells = [cell for row, start in enumerate(starts) for cell in (start, *cells[row * n : (row + 1) * n])]
-    across = min(len(samples[0].frames), STRIP) if isinstance(samples[0], Clip) else 1
-    return grid(cells, columns=columns, labels=[prompt.text for prompt in prompts], across=across)
-
-
-def _cell(sample: Sample) -> np.ndarray:
-    if isinstance(sample, Clip):
-        return strip([sample.frames[i] for i in evenly_spaced(len(sample.frames), STRIP)])
-    return waveform(sample.samples) if isinstance(sample, Sound) else sample
-
-
-def _start(prompt: Prompt, cell: np.ndarray) -> np.ndarray:
-    """The image that a prompt begins from, in the size of a cell; an empty one where there is none."""
-    height, width = cell.shape[:2]
-    start = prompt.images[0].image() if prompt.images else Image.new("RGB", (width, height), PAPER)
-    return np.asarray(ImageOps.pad(start, (width, height), color=PAPER))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
-from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
+from burnish.config.tasks import DRAWN, JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
@@ -19,6 +19,8 @@ from burnish.models.adapters import SETTINGS, WEIGHTS
 from burnish.options import EVALUATED, SCORED, OptimizerOptions, Rules
 from burnish.options.language import (
     CriticOptions,
+    ImageTokenModelOptions,
+    ImageTokenRolloutOptions,
     LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
@@ -29,6 +31,7 @@ from burnish.options.language import (
 )
 from burnish.options.vllm import sends_adapter
 from burnish.registry import Choice, ReadIf, options
+from burnish.rewards.base import Reward
 from burnish.rewards.text.base import EnvironmentReward, LanguageReward
 from burnish.rl.algorithm import Algorithm
 from burnish.types.samples import WATCHED
@@ -328,3 +331,50 @@ class LanguageConfig(RunConfig):
                 "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "
                 "rollout.engine=burnish samples with the policy that learns"
             )
+
+
+@options
+class ImageTokenConfig(LanguageConfig):
+    """A unified model learns to draw, token by token, from rewards of its images."""
+
+    reward_kind: ClassVar[str] = "flow reward"
+
+    task: Literal["text-to-image-tokens"] = "text-to-image-tokens"  # type: ignore[assignment]
+    """What is trained: unified models that draw token by token."""
+    model: ImageTokenModelOptions
+    """Which network is trained, and how much of it."""
+    rewards: dict[str, Annotated[Reward, Choice("flow reward")]]  # type: ignore[assignment]
+    """What a good image is: a weighted sum of rewards, by name."""
+    rollout: Annotated[ImageTokenRolloutOptions, SCORED] = Field(default_factory=ImageTokenRolloutOptions)
+    """How images are sampled."""
+
+    @property
+    def words(self) -> Words:
+        return DRAWN["image"]
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        rollout, needs = self.rollout, self.algorithm.needs()
+        whole = "of which an image has its own number, and no end"
+        unread = [
+            ("environment.name", self.environment is not None, "and nobody answers an image"),
+            ("supervised", self.supervised is not None, "and records hold no images as tokens"),
+            ("rollout.engine=vllm", rollout.engine == "vllm", "and vLLM has no head of image tokens"),
+            ("rollout.min_new_tokens", rollout.min_new_tokens, whole),
+            ("rollout.stop", rollout.stop, whole),
+            ("rollout.repetition_penalty", rollout.repetition_penalty != 1, "and images repeat their tokens"),
+            ("sharding.context_parallel", self.sharding.context_parallel > 1, "and ranks split no rows of guidance"),
+        ]
+        name = self.algorithm.name
+        return [
+            *super().contradictions(run),
+            *(
+                (given, f"{option} is given, but task is {self.task}, {why}; remove it")
+                for option, given, why in unread
+            ),
+            (
+                self.holds != "prompts" or needs.teachers,
+                f"algorithm.name is {name}, which learns here from {'teachers' if needs.teachers else self.holds}, but "
+                f"task is {self.task}, which learns from rewards of its own images alone; choose grpo or another that "
+                "samples, without teachers",
+            ),
+        ]

@@ -119,21 +119,24 @@ class FastDecoder:
     ) -> None:  # fmt: skip
         """See ``decode``."""
         self.routers = routers
-        self.model, self.network, self.rows, self.prompts, self.turn = model, network, rows, rows.prompts, turn
+        self.model, self.network, self.rows, self.turn = model, network, rows, turn
+        self.prompts = model.paired(rows.prompts)
+        self.members = model.members
         self.device = rows.device
         self.head = model.head(network)
         if not fused:
             fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
         self.layers = fused[0]
-        self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = rows.longest_after(self.prompts.next_position)
         positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
         # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
-        capacity, head = min(batch_size, len(rows.waiting)), self.head.weight
+        capacity, width = min(batch_size, len(rows.waiting)), len(model.text(network).norm.weight)
         self.live = Live(capacity, self.device)
-        self.states = torch.zeros(capacity, head.shape[1], dtype=head.dtype, device=self.device)  # that predict a token
+        capacity *= self.members
+        # that predict a token
+        self.states = torch.zeros(capacity, width, dtype=self.head.weight.dtype, device=self.device)
         self.cache = Cache(
             layers=len(self.layers.layers),
             rows=capacity,
@@ -157,7 +160,8 @@ class FastDecoder:
             compact = done >= IDLE * live.size or (done > 0 and full)
             if compact:
                 self._keep()
-                cache.keep(rows.drop_done(live).tolist(), len(waiting))
+                kept = [self.members * row + n for row in rows.drop_done(live).tolist() for n in range(self.members)]
+                cache.keep(kept, len(waiting) * self.members)
             if live.size:
                 cache.advance()
                 self.replays(self._step, live.size, cache.columns)
@@ -165,14 +169,20 @@ class FastDecoder:
                 waiting = self._admit(waiting)
 
     def _choose(self) -> None:
-        states, none, head = self.states[: self.live.size], self.rows.banned[:0], self.head
+        states, none, head = self.states[: self.live.size * self.members], self.rows.banned[:0], self.head
+        if self.members > 1:  # first all that are asked for something
+            states = states.unflatten(0, (-1, self.members)).transpose(0, 1).flatten(0, 1)
+        states = self.model.joined(self.model.predicting(self.network, states))
         self.rows.next_tokens(scaled_logits(states, head.weight, 1 / head.scale, none, head.cap), self.live)
 
     def _step(self) -> None:
-        rotation = self.rotations.index_select(0, self.live.position)
-        step = bind(self.layers.step, self.embedding(self.live.token), rotation, self.cache)
+        position, token = self.live.position, self.live.token
+        if self.members > 1:
+            position, token = (one.repeat_interleave(self.members) for one in (position, token))
+        rotation = self.rotations.index_select(0, position)
+        step = bind(self.layers.step, self.model.embed(self.network, token), rotation, self.cache)
         if self.routers is None:
-            self.states[: self.live.size] = step()
+            self.states[: len(token)] = step()
             return
         self.states[: self.live.size], experts = self.routers.recorded(step)
         self.rows.routed(self.live, torch.stack(experts, 1))
@@ -182,27 +192,34 @@ class FastDecoder:
 
         Keys and values of prompts are held beside the cache only while rows of this batch, or waiting ones, need them.
         """
-        free = self.cache.rows - self.live.size
+        free = self.cache.rows // self.members - self.live.size
         batch, waiting = waiting[:free], waiting[free:]
         groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
         longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
         further = {self.rows.index[row] for row in waiting}
         last = {prompt: number for number, (prompt, _) in enumerate(groups)}
-        start = self.live.size
+        start = self.live.size * self.members
         prefill = self._prefill if self.model.capabilities.packed else self._prefill_by_class
         for number, (prompt, count) in enumerate(groups):
-            if prompt not in self.prefilled:
-                prefill(self._pack(later for later, _ in groups[number:]))
-            state, cached = self.prefilled[prompt]
+            members = self._members(prompt)
+            while not self.prefilled.keys() >= set(members):
+                prefill(self._pack(one for later, _ in groups[number:] for one in self._members(later)))
+            states, cached = zip(*map(self.prefilled.__getitem__, members), strict=True)
             self.cache.enter(cached, count, longest)
-            self.states[start : start + count] = state
-            start += count
+            for place, state in enumerate(states):
+                self.states[start + place : start + count * self.members : self.members] = state
+            start += count * self.members
             if number == last[prompt] and prompt not in further:
-                del self.prefilled[prompt]
+                for one in members:
+                    del self.prefilled[one]
         # copied where it is a slice, which would keep all prompts of its forward pass
         self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
         self.rows.enter(batch, self.live)
         return waiting
+
+    def _members(self, prompt: int) -> Sequence[int]:
+        """The prompt, and the one that guidance reads beside it, if any."""
+        return range(prompt, len(self.prompts), len(self.rows.prompts))
 
     def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
@@ -361,22 +378,30 @@ def decode_by_class(
                 place = {needed[number]: n for n, number in enumerate(group)}
                 batch = [row for row in some if index[row] in place]
                 with outside_inference():
-                    cached = Cached(model, network, alike.select(group))
-                    cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
+                    cached = Cached(model, network, model.paired(alike.select(group)))
+                    own = torch.tensor([place[index[row]] for row in batch], device=rows.device)
+                    cached.select(_with_members(own, model.members, len(group)))
                 _decode(cached, rows, batch, check_cancelled)
 
 
+def _with_members(rows: Tensor, members: int, count: int) -> Tensor:
+    """Places of rows, and behind them those of what guidance reads beside each of ``count``."""
+    return torch.cat([rows + count * number for number in range(members)])
+
+
 def _decode(cached: Cached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]) -> None:
+    model = rows.model
     live = Live(len(batch), rows.device)
     rows.enter(batch, live)
     while True:
         check_cancelled()
-        rows.next_tokens(cached.logits.clone(), live)
+        count = live.size
+        rows.next_tokens(model.joined(cached.logits).clone(), live)
         if rows.look(live) >= IDLE * live.size:
             unfinished = rows.drop_done(live)
             if not live.size:
                 return
             with outside_inference():
-                cached.select(unfinished.clone())
+                cached.select(_with_members(unfinished, model.members, count))
         with outside_inference():
-            cached.step(live.token[:, None].clone())
+            cached.step(torch.cat([live.token[:, None]] * model.members))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
 from burnish.rollout.sources import Job, RolloutRequest, collector, group_starts
+from burnish.tasks.drawings import GLIMPSES, thumbnail, write_sample
 from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
@@ -95,7 +97,7 @@ class ResponseEngine:
 
         def response(row: int, ids: Sequence[int], ended: bool) -> Response:
             if row not in known:
-                known[row] = Response(self.roles.model.decode(ids), finished=ended)
+                known[row] = self.roles.model.response(ids, ended)
             return known[row]
 
         more: dict[str, Any] = {"limits": job.limits, "partial": job.partial} if job.partial else {}
@@ -171,7 +173,7 @@ def _refuse_long(prompts: Gathered[Encoded], job: ResponseJob, model: LanguageMo
             )
 
 
-QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters
+LONGEST = 600  # characters of a response that is shown
 
 
 @dataclass
@@ -214,6 +216,7 @@ class ResponseRollouts:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
+                | drawn_columns(responses[row], folder, int(job.sample[row]))
                 | tokens[row] | chosen_columns(trace, row) | begun_columns(request.partial[row]),
                 version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
@@ -240,6 +243,7 @@ class ResponseRollouts:
             execution=ran,
             stats=response_stats(trace, [response.full_text for response in responses]),
             quotes=list(_quotes(job, responses, scores)),
+            glimpses=[thumbnail(responses[row].image) for row in _shown(job) if responses[row].image is not None],
             put_aside=put_aside,
         )
 
@@ -306,13 +310,18 @@ class ResponseRollouts:
 
 
 def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
-    """The first response to each of the first prompts."""
-    for row in group_starts(job.group)[:-1]:
-        if int(job.group[row]) < QUOTED:
+    """The first response to each of the first prompts, but images."""
+    for row in _shown(job):
+        if responses[row].image is None:
             prompt = job.prompts[row]
             asked = prompt.turns[-1].text
             reward = None if scores.missing[row] else float(scores.reward[row])
             yield Quote(asked[:LONGEST], responses[row].full_text[:LONGEST], reward)
+
+
+def _shown(job: ResponseJob) -> list[int]:
+    """Rows of the first response to each of the first prompts."""
+    return [row for row in group_starts(job.group)[:-1] if int(job.group[row]) < GLIMPSES]
 
 
 def chosen_last(trace: Completion, row: int) -> Tensor:
@@ -367,6 +376,11 @@ def response_columns(response: Response, tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def drawn_columns(response: Response, folder: Path, sample: int) -> dict[str, str]:
+    """The image of a response, which is written to a folder, as a column of a record."""
+    return {} if response.image is None else {"file_name": write_sample(folder, f"{sample:03d}", response.image)}
+
+
 def sampled_for(
     job: ResponseJob,
     engine: ResponseEngine,
@@ -376,7 +390,7 @@ def sampled_for(
     """Responses, which are submitted as they end, while others are still written."""
     scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), fields_required(scorer.rewards)
     # what some rewards ask for is only known when all have ended
-    trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
+    trace, responses = engine.sample(job if asked else replace(job, finished=partial(_add, scoring)))
     submit(scoring, scorer, trace, responses)
     return trace, responses, scoring
 
@@ -386,7 +400,14 @@ def submit(scoring: Collector, scorer: Scorer, trace: Completion, responses: Seq
     inputs: dict[str, list[Any]] = {}
     if "response_ids" in fields_required(scorer.rewards):
         inputs["response_ids"] = [trace.ids[row, chosen_last(trace, row)].tolist() for row in range(len(trace))]
-    scoring.add(range(len(responses)), responses, inputs)
+    _add(scoring, range(len(responses)), responses, inputs)
+
+
+def _add(
+    scoring: Collector, rows: Sequence[int], responses: Sequence[Response], inputs: dict[str, list[Any]] | None = None
+) -> None:
+    """Give finished responses to whoever scores them: their text, or their images."""
+    scoring.add(rows, [response.sample for response in responses], inputs)
 
 
 def so_far(written: PartialResponse, trace: Completion, row: int, version: int) -> PartialResponse:

@@ -77,23 +77,26 @@ class Cache:
         """Columns that a step reads."""
         return slice(min(self.begin), self.end) if self.cuts else slice(0, self.columns)
 
-    def enter(self, cached: Tensor, count: int, longest: int) -> None:
+    def enter(self, cached: Sequence[Tensor], count: int, longest: int) -> None:
         """Add rows.
 
         Args:
-            cached: keys and values [layers, 2, K, L, W] that they begin with.
-            count: of rows.
+            cached: keys and values [layers, 2, K, L, W] that they begin with; of several the rows take turns.
+            count: of rows for each of these.
             longest: columns of the longest prompt that will enter before the next token.
         """
         if longest > self.end:
             self._shift(longest)
         self._reserve(self.end)
-        rows, start = slice(len(self.begin), len(self.begin) + count), self.end - cached.shape[3]
-        for layer, own in zip(self.memory, cached, strict=True):
-            layer[:, rows, :, start : self.end] = own[:, None]
+        first, kinds, start = len(self.begin), len(cached), self.end - cached[0].shape[3]
+        rows = slice(first, first + count * kinds)
+        for place, prompt in enumerate(cached):
+            own = slice(first + place, rows.stop, kinds)
+            for layer, values in zip(self.memory, prompt, strict=True):
+                layer[:, own, :, start : self.end] = values[:, None]
         self.hidden[rows] = -torch.inf
         self.hidden[rows, :, start : self.end] = 0
-        self.begin += [start] * count
+        self.begin += [start] * (count * kinds)
 
     def keep(self, rows: Sequence[int], waiting: int = 0) -> None:
         """Drop all rows but these.

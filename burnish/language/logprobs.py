@@ -197,6 +197,15 @@ def _without_places(features: Features, length: int) -> Features:
     return replace(features, tensors=tensors, kinds=kinds)
 
 
+def paired(model: LanguageModel, rows: Completion) -> Completion:
+    """Responses, and behind all of them the same ones to what guidance reads beside their prompts, if it does."""
+    if model.guidance == 1:
+        return rows
+    known, index = rows.prompts.table, rows.prompts.index
+    prompts = Gathered(table=model.paired(known), index=torch.cat([index, index + len(known)]))
+    return replace(rows.select([*range(len(rows))] * 2), prompts=prompts)
+
+
 WITHOUT_PADDING: tuple[Layout, ...] = ("packed", "shared")
 
 
@@ -230,7 +239,7 @@ def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]
 
 def multiplications(completion: Completion, size: LanguageModel, layout: Layout | Literal["auto"]) -> float:
     """Of a forward pass over responses."""
-    costs = costs_of(unfolded(completion), size)
+    costs = costs_of(paired(size, unfolded(completion)), size)
     return min(costs[one] for one in WITHOUT_PADDING) if layout == "auto" else costs[layout]
 
 
@@ -283,13 +292,16 @@ def response_states(
         context: ranks that run the same micro-batch together: each a chunk of a packed sequence, or all of another.
         routers: of the network, which choose the experts that the sampler chose, where it recorded them.
     """
-    rows = unfolded(completion)
+    rows = paired(model, unfolded(completion))
     if layout != "padded" and model.packs(rows.prompts.rows().features + rows.features):
         states = packed_states(model, network, rows, layout=layout, context=context, routers=routers)
     else:
         alone = model.forwards.responses(network, rows, model.capabilities, single=model.single_forward)
         states = alone.shared_out(context)
-    return states if rows is completion else replace(states, mask=to_device(completion.mask, states.hidden.device))
+    mask = states.mask if rows is completion else to_device(completion.mask, states.hidden.device)
+    logits = None if states.logits is None else model.joined(states.logits)
+    hidden = model.joined(model.predicting(network, states.hidden))
+    return replace(states, hidden=hidden, mask=mask, logits=logits)
 
 
 def response_logprobs(

@@ -57,8 +57,9 @@ class LanguageRoles(TrainedRoles):
         """Make them; ``shared`` says that the model is not read until it is sharded."""
         lora, critic, trainer, seed = config.model.lora, config.critic, config.trainer, config.seed
         super().__init__(
-            model, lora, micro_batch_size=trainer.micro_batch_tokens, on_policy=config.steps_per_update == 1
-        )
+            model, lora, micro_batch_size=max(trainer.micro_batch_tokens // model.members, 1),
+            on_policy=config.steps_per_update == 1,
+        )  # fmt: skip
         self.needs, self.critic, self.temperature = needs, critic, config.rollout.temperature
         self.layout, self.mini_batch_size = trainer.layout, trainer.mini_batch_size
         self._settled: Layout | None = None
@@ -79,7 +80,7 @@ class LanguageRoles(TrainedRoles):
             self._go_on(adapter_weights(lora), learning)
         if lora is not None and model.compute != torch.float32:
             joined(lora_layers(model.network))
-        self._freeze(config.model.freeze)
+        self._freeze([*model.unread_parts, *config.model.freeze])
         # near 0, as the rewards to come of an unknown policy
         self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2) if needs.critic else None
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None

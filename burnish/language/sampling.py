@@ -286,6 +286,8 @@ class DecodingRows:
         if self.sampling.min_new_tokens:
             ended &= live.count >= self.sampling.min_new_tokens
         live.ended |= ended
+        if self.model.length is not None:
+            live.ended |= live.count >= self.model.length
         live.done |= live.ended | (live.count >= live.limit)
 
     def routed(self, live: Live, experts: Tensor) -> None:

@@ -351,6 +351,7 @@ Level = Literal[
 LEVELS_OF: dict[str, frozenset[Level]] = {  # alarms of metrics that one task alone has
     "image-text-to-text": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
     "text-to-image": frozenset(["velocity", "variety_collapse", "forecast"]),
+    "text-to-image-tokens": frozenset(["entropy_collapse", "entropy_growth", "variety_collapse"]),
 }
 
 
@@ -375,7 +376,7 @@ class AlarmOptions:
     here. stop saves a checkpoint and ends the run. The others only report."""
 
     def contradictions(self, run: RunConfig) -> Rules:
-        elsewhere = frozenset().union(*(names for task, names in LEVELS_OF.items() if task != run.task))
+        elsewhere = frozenset().union(*LEVELS_OF.values()) - LEVELS_OF[run.task]
         levels = sorted({*get_args(Level)} - elsewhere)
         rewards = [*run.rewards, *(f"{label}_collapse" for label in run.rewards)]
         names = sorted([*levels, *run.watched, "reward_dominance", "mode_collapse", *rewards])

@@ -76,6 +76,11 @@ class LanguageModelOptions(CommonModelOptions):
 
 
 @options
+class ImageTokenModelOptions(LanguageModelOptions):
+    """Which unified model learns to draw, and which of its weights."""
+
+
+@options
 class SamplingOptions:
     """Sampling parameters."""
 
@@ -122,6 +127,14 @@ class LanguageRolloutOptions(SamplingOptions):
     """Who samples: the trainer's own weights in its own process, or vLLM in an environment of its own."""
     vllm: Annotated[VllmOptions | None, SCORED] = None
     """Options of engine=vllm."""
+
+
+@options
+class ImageTokenRolloutOptions(LanguageRolloutOptions):
+    """How images are sampled token by token, and by whom."""
+
+    max_new_tokens: Annotated[Tokens, ALWAYS] = 576
+    """Tokens of an image, as the model's config.json has them: vision_config.num_image_tokens."""
 
 
 @options

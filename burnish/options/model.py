@@ -142,7 +142,7 @@ class CommonModelOptions:
                 "compiled ones are not shown to do rightly; remove it, or train with one process",
             ),
             (
-                attention != "auto" and run.task == "image-text-to-text" and ranks > 1,
+                attention != "auto" and run.task != "text-to-image" and ranks > 1,
                 f"model.attention is {attention}, but the {ranks} processes of pools.train hold the network in shards, "
                 "on which it can't be compared with sdpa at the start; remove it",
             ),

@@ -81,6 +81,7 @@ class LanguageHalf(Half):
     def learned_at_once(self, rows: int) -> float:
         config = self.assembly.config
         tokens = rows * (self.engine.encode.length + config.longest if config.online else 1)
+        tokens *= self.assembly.roles.model.members
         return float(config.trainer.micro_batch_tokens / tokens)
 
     def prepare(self) -> None:

@@ -15,6 +15,7 @@ GAME = [
     "environment.name=function", "environment.path=examples/grid_game.py:GridGame", "environment.max_turns=2",
     "rewards.environment.weight=1",
 ]  # fmt: skip
+DRAWS = ["task=text-to-image-tokens", "rollout.max_new_tokens=16", "rewards.odd.path={files}/rewards.py:left"]
 SELF_TEACHER = "algorithm.teachers=[{path: '{files}/qwen2'}]"
 
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -78,6 +79,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "rollout.temperature=0.9", "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"]),
     "grpo replay": ("llama", ["rollout.filter_groups.replay_buffer=4",
         "rewards.odd={name: function, path: '{files}/rewards.py:same'}"]),
+    "grpo image tokens": ("janus", DRAWS),
+    "ppo image tokens": ("janus", [*DRAWS, ALL]),
     "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
     "chord": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2, coef: 0.5}",
         "algorithm.mu_decay=2"]),
@@ -135,5 +138,5 @@ SELDOM = [  # in make thorough alone
     "gspo bypass", "cispo decoupled", "cpgd filtered", "grpo apart bypass", "grpo bfloat16", "grpo frozen",
     "grpo kl k3+", "grpo kl of one step", "grpo quantised", "grpo sliding windows", "grpo state spaces", "grpo tiles",
     "ppo decoupled", "reinforce game", "distill sampled", "dpo given", "ipo given", "mpo given", "kto weighted",
-    "sft best",
+    "sft best", "ppo image tokens",
 ]  # fmt: skip

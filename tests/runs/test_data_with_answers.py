@@ -23,6 +23,7 @@ GIVEN = ["data.scores={reward: 1}", "algorithm.train_timesteps=2"]
         ("language", "grpo ptx"),
         ("language", "grpo scored"),
         ("language", "grpo replay"),
+        ("language", "grpo image tokens"),
         ("generators", "flow_grpo replay"),
         ("generators", "flow_grpo written"),
         *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from burnish.config import dump, load
 from burnish.config.run_folder import TIME, RunFolder
-from burnish.diffusion.rollouts import write_sample
 from burnish.metrics import timing_metrics
+from burnish.tasks.drawings import write_sample
 from burnish.types.samples import Sample
 from tests.support.tiny_run import burnish
 

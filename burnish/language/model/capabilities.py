@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from burnish.language.decoders import CacheKind, decode, further
-from burnish.language.logprobs import WITHOUT_PADDING, Layout, response_logprobs, scores_of_logits
+from burnish.language.logprobs import WITHOUT_PADDING, Layout, paired, response_logprobs, scores_of_logits
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.forwards import conversations, samples, switch
 from burnish.language.model.universal import LanguageModel
@@ -73,7 +73,7 @@ def check(model: LanguageModel) -> Capabilities:
             "decoder"
         )
     differences, everything = dict[str, str](), range(len(completion))
-    slack = EXACT if model.compute == torch.float32 else ROUNDED
+    slack = slack_of(model)
 
     def agrees(
         what: str, tried: Capabilities, run: Callable[[Completion], Completion], rows: Sequence[int] = everything
@@ -115,6 +115,11 @@ def check(model: LanguageModel) -> Capabilities:
     shown = ", ".join(f"{what} {difference}" for what, difference in differences.items())
     log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
     return known
+
+
+def slack_of(model: LanguageModel) -> float:
+    """Nats that log-probs may differ by; guidance takes one row so many times, and takes off another."""
+    return (EXACT if model.compute == torch.float32 else ROUNDED) * (2 * model.guidance - 1)
 
 
 def _packed(
@@ -169,7 +174,8 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     with torch.no_grad():
         out, states = model.forwards.call(model.network, one | {"use_cache": False}, logits="all")
         weight = model.head(model.network).weight
-        plain = torch.nn.functional.linear(states.to(weight.dtype), weight)[0].float()
+        inputs = model.predicting(model.network, states[0])
+        plain = torch.nn.functional.linear(inputs.to(weight.dtype), weight).float()
     found = out.logits[0].float()
     if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
         return Capabilities(own_logits=True)
@@ -282,11 +288,15 @@ def own_logprobs(
 def own_logits(model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
     """Logits [T, V] of every response by the class's own forward of one row, its positions left to it."""
     found = []
-    texts, prompts = conversations(completion, fill), completion.lengths.prompt.tolist()
-    for row, length in enumerate(completion.length.tolist()):
+    rows = paired(model, completion)
+    texts, prompts = conversations(rows, fill), rows.lengths.prompt.tolist()
+    for row, length in enumerate(rows.length.tolist()):
         inputs = model.forwards.inputs(network, texts.select([row]))
         inputs.pop("position_ids", None)
         with torch.no_grad():
             out, _ = model.forwards.call(network, inputs | {"use_cache": False}, logits="all")
         found.append(out.logits[0, prompts[row] - 1 :][:length].float())
-    return found
+    count = len(completion)
+    if len(found) == count:
+        return found
+    return [model.joined(torch.cat(pair)) for pair in zip(found[:count], found[count:], strict=True)]

@@ -191,8 +191,11 @@ def samples(kind: str, rate: int = 0) -> list[Any]:
 class Forwards:
     """Runs conversations through a network of one class."""
 
-    def __init__(self, network: Any, collation: Collation, *, pad: int, compute: torch.dtype) -> None:
-        self.collation, self.pad, self.compute = collation, pad, compute
+    def __init__(
+        self, network: Any, collation: Collation, embed: Callable[[Any, Tensor], Tensor], *, pad: int,
+        compute: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.collation, self.embed_ids, self.pad, self.compute = collation, embed, pad, compute
         self.accepted = frozenset(accepted(type(network)))
 
     def inputs(self, network: Any, rows: Encoded, *, side: Literal["left", "right"] = "right") -> Inputs:
@@ -269,7 +272,7 @@ class Forwards:
             ValueError: the decoder gets tensors that are not told apart by token.
         """
         if not features:
-            return Embedded(network.get_input_embeddings()(ids), slots, [])
+            return Embedded(self.embed_ids(network, ids), slots, [])
         if unknown := {name for one in features for name in one.tensors} - self.collation.axes.keys():
             raise ValueError(f"{', '.join(sorted(unknown))} of several prompts can't be joined")
         inputs: Inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], "use_cache": False}

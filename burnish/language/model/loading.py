@@ -13,7 +13,7 @@ from burnish.models.loading import block_count, compare_attention, placement_of,
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
-from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
+from burnish.options.language import ImageTokenModelOptions, LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
 from burnish.registry import lookup
 from burnish.utils.errors import UserError
@@ -69,6 +69,10 @@ def check_mixture(options: LanguageModelOptions, said: str) -> None:
 
 def class_of(options: CommonModelOptions) -> Any:
     """The class that runs a language model."""
+    if isinstance(options, ImageTokenModelOptions):
+        from burnish.language.model.image_tokens import ImageTokenModel
+
+        return ImageTokenModel
     return lookup("language model", UNIVERSAL if options.family == "auto" else options.family)
 
 
@@ -102,6 +106,46 @@ def check_files(options: CommonModelOptions) -> None:
         read_object(path / GENERATION)  # transformers goes on without one that is damaged, and so without its ends
     if options.lora is not None and options.lora.path is not None:
         check_adapter_files(options.lora)
+
+
+def check_draws(options: CommonModelOptions, tokens: int) -> None:
+    """Refuse a model that draws no images of this many tokens, by its configuration files alone.
+
+    Args:
+        options: of the model.
+        tokens: of an image, as rollout.max_new_tokens has it.
+
+    Raises:
+        UserError: its class has no head of image tokens, nothing says how an image begins, or its images have another
+            number of tokens.
+    """
+    from transformers import AutoModelForMultimodalLM
+
+    from burnish.language.model.image_tokens import draws, image_length
+
+    (path, named), config = read_config(options), _config(options)
+    if config is None or not draws(AutoModelForMultimodalLM._model_mapping.get(type(config), object)):
+        raise UserError(
+            f"model.path is {options.path}, whose model_type {named.get('model_type')!s:.80} has no head of image "
+            "tokens in transformers to draw with, as Janus has; give such a model, or rewards of responses"
+        )
+    how = read_object(path / GENERATION) if (path / GENERATION).is_file() else {}
+    known = how | (how.get("generation_kwargs") or {})
+    if lacking := [name for name in ("boi_token_id", "pad_token_id") if known.get(name) is None]:
+        raise UserError(
+            f"model.path is {options.path}, whose {GENERATION} has no {' and no '.join(lacking)}, without which it "
+            "draws nothing; download the model again"
+        )
+    if tokens != (length := image_length(config)):
+        raise UserError(
+            f"rollout.max_new_tokens is {tokens}, but an image of {options.path} has {length} tokens; set it to that"
+        )
+
+
+def image_side(options: CommonModelOptions) -> int:
+    """Pixels of a side of the images that a unified model draws, by config.json alone."""
+    config = _config(options)
+    return int(config.vq_config.num_patches * 2 ** (len(config.vq_config.channel_multiplier) - 1))
 
 
 def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> None:
@@ -167,12 +211,12 @@ def positions_of(options: CommonModelOptions) -> Positions | None:
     """
     from burnish.language.model.universal import positions_within
 
-    text = _text_config(options)
-    return None if text is None else positions_within(text)
+    config = _config(options)
+    return None if config is None else positions_within(config.get_text_config())
 
 
-def _text_config(options: CommonModelOptions) -> Any:
-    """The decoder's configuration, by config.json alone; None where transformers can't tell.
+def _config(options: CommonModelOptions) -> Any:
+    """The configuration, by config.json alone; None where transformers can't tell.
 
     Raises:
         UserError: it can't be read.
@@ -184,7 +228,7 @@ def _text_config(options: CommonModelOptions) -> Any:
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
     with understood(f"model.path is {options.path}, whose config.json can't be read"):
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def check_split(options: CommonModelOptions, size: int) -> None:
@@ -199,7 +243,8 @@ def check_split(options: CommonModelOptions, size: int) -> None:
     """
     from burnish.language.model.capabilities import PLANNED
 
-    text = _text_config(options)
+    config = _config(options)
+    text = None if config is None else config.get_text_config()
     heads, kinds = getattr(text, "num_attention_heads", None), set(getattr(text, "layer_types", None) or ())
     said = f"sharding.context_parallel is {size}, but {options.path} has"
     if isinstance(heads, int) and heads < size:

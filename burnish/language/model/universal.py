@@ -17,6 +17,7 @@ from burnish.language.model.tokenizer import read_tokenizer
 from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
+from burnish.rewards.text.base import Response
 from burnish.utils.errors import UserError
 from burnish.utils.weights import Agreed, own_config, quietly, refuse_non_finite
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from burnish.language.logprobs import Head
     from burnish.language.model.base import Audio, Chat, Tools
+    from burnish.language.model.capabilities import Capabilities
     from burnish.language.model.forwards import Collation, Inputs
     from burnish.types.completion import Encoded, Features
 
@@ -40,6 +42,10 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 @register("language model", "transformers")
 class LanguageModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
+
+    guidance = 1.0  # scale of classifier-free guidance, of which each response has a second row unless it is 1
+    length: int | None = None  # tokens of every response, where all have as many
+    unread_parts: tuple[str, ...] = ()  # prefixes of parameters that no response depends on
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
@@ -77,7 +83,7 @@ class LanguageModel:
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
-        self.forwards = Forwards(network, self._learn_media(), pad=pad, compute=compute)
+        self.forwards = Forwards(network, self._learn_media(), self.embed, pad=pad, compute=compute)
         # the processor loses images beside videos
         self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
         self._counts = self._counts_images()
@@ -120,7 +126,6 @@ class LanguageModel:
 
     def try_out(self) -> None:
         """Find out how the network can be run."""
-        from burnish.language.model.capabilities import check
         from burnish.language.model.forwards import switch
         from burnish.models.placing import is_placed, place
 
@@ -129,11 +134,17 @@ class LanguageModel:
             self.network = self.first_layers()
             place(self.network, self.device)
         try:
-            self.capabilities = check(self)
+            self.capabilities = self.checked()
         finally:
             self.network = network
         if self.capabilities.packed:
             switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
+
+    def checked(self) -> Capabilities:
+        """What it can do, as compared with its class; see ``capabilities``."""
+        from burnish.language.model.capabilities import check
+
+        return check(self)
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
@@ -237,6 +248,10 @@ class LanguageModel:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    def response(self, ids: Sequence[int], ended: bool) -> Response:
+        """What tokens say; ``ended`` says that they are complete."""
+        return Response(self.decode(ids), finished=ended)
 
     def _stop_ids(self) -> tuple[int, ...]:
         generation = getattr(self.network, "generation_config", None)
@@ -427,6 +442,28 @@ class LanguageModel:
     def keeps_turns(self) -> bool:
         """Whether decoding can go on from what it has computed of a conversation (``decode``'s ``turn``)."""
         return self.capabilities.fast and self.capabilities.packed
+
+    @property
+    def members(self) -> int:
+        """Rows of a forward for each response."""
+        return 1 if self.guidance == 1 else 2
+
+    def paired(self, prompts: Encoded) -> Encoded:
+        """Prompts, and behind all of them what guidance reads beside each."""
+        return prompts
+
+    def joined(self, values: Tensor) -> Tensor:
+        """Guided values [B, ...] of those of paired rows [2 B, ...], such as logits; of unguided rows the same."""
+        return values
+
+    def embed(self, network: Any, ids: Tensor) -> Tensor:
+        """Embeddings [.., D] of ids [..]."""
+        embeddings: Tensor = network.get_input_embeddings()(ids)
+        return embeddings
+
+    def predicting(self, network: Any, states: Tensor) -> Tensor:
+        """What the head's product is given for states [N, D]."""
+        return states
 
     def head(self, network: Any) -> Head:
         """The language head."""

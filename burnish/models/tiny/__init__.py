@@ -102,6 +102,8 @@ class TinyLanguage(Described):
     """Special tokens without such an attribute."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Tokens whose ids its configuration has, by the names there; a dot leads into a part."""
+    generation: Config = field(default_factory=dict)
+    """Entries of its generation_config.json; a token stands for its id."""
     processor: str = ""
     """Its class in transformers; "" for a model that reads text alone."""
     parts: Mapping[str, Sequence[Any]] = field(default_factory=dict)

@@ -31,6 +31,10 @@ def build(tiny: TinyLanguage, seed: int) -> tuple[nn.Module, Any, Any]:
     generation: Any = network.generation_config
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(generation, name, getattr(tokenizer, name))
+    known = tokenizer.get_vocab()
+    for name, value in tiny.generation.items():
+        of_tokens = {inside: known[token] for inside, token in value.items()} if isinstance(value, Mapping) else value
+        setattr(generation, name, of_tokens)
     return network, tokenizer, processor_of(tiny, tokenizer) if tiny.processor else None
 
 

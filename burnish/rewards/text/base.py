@@ -46,6 +46,12 @@ class Response:
     text: str  # the last response of a dialogue
     finished: bool = True  # false if it was truncated at the limit of new tokens
     dialogue: Dialogue | None = None  # with an environment
+    image: Any = None  # uint8 [H, W, 3], of a model whose tokens are an image
+
+    @property
+    def sample(self) -> Any:
+        """What rewards score."""
+        return self if self.image is None else self.image
 
     @property
     def full_text(self) -> str:
