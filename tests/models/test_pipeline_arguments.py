@@ -99,15 +99,16 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
 
 
 @pytest.mark.parametrize(("kind", "config", "names"), [
-    ("DDIMScheduler", CLIPS, ["clip_sample"]),
-    ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["thresholding"]),
-    ("HeunDiscreteScheduler", CLIPS, ["clip_sample"]),
+    ("DDIMScheduler", CLIPS, ["model.path is", "clip_sample"]),
+    ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["model.path is", "thresholding"]),
+    ("HeunDiscreteScheduler", CLIPS, ["model.path is", "clip_sample"]),
     ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
     ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
      ["157", "use_exponential_sigmas", "the pipeline's class"]),
 ])  # fmt: skip
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
-    refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
+    said = refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
+    assert ("Loading the model" in said) == ("model.path is" not in names), "what the configuration says is told before"
 
 
 # Prompts that are longer than what text encoders read

@@ -148,7 +148,10 @@ class PipelineModel(LoadedPipeline):
         refuse_guiders(kinds)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
-        check_scheduler(kinds.get("scheduler"), path, rollout)
+        try:
+            check_scheduler(kinds.get("scheduler"), path, rollout)
+        except Unsupported as error:
+            raise UserError(f"model.path is {path}: a {index['_class_name']} can't be trained: {error}") from error
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -91,7 +91,7 @@ DENSE = 1001  # angles between which their times are interpolated
 
 
 def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
-    """Refuse options that a class of schedulers doesn't take.
+    """Refuse options that a class of schedulers doesn't take, and a configuration of it that can't be trained.
 
     Args:
         kind: of the pipeline's scheduler; None has nothing to check.
@@ -100,13 +100,13 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
 
     Raises:
         UserError: naming the option.
+        Unsupported: see ``refuse_clips``.
     """
     if kind is None:
         return
-    flows = (
-        config_of(path, "scheduler").get("use_flow_sigmas")
-        or "use_flow_sigmas" not in inspect.signature(kind).parameters
-    )
+    parameters, config = inspect.signature(kind).parameters, config_of(path, "scheduler")
+    refuse_clips(kind.__name__, {name: one.default for name, one in parameters.items()} | config)
+    flows = config.get("use_flow_sigmas") or "use_flow_sigmas" not in parameters
     for name, usual in (("schedule", "diffusers"), ("shift", None)):
         if (value := getattr(rollout, name)) != usual and not (flows and _shift(kind)):
             raise UserError(
@@ -164,23 +164,33 @@ def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
         )
 
 
-def once_a_step(scheduler: Any) -> Any:
-    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
+def refuse_clips(kind: str, config: Mapping[str, Any]) -> None:
+    """Refuse a class of schedulers that clips the sample that is predicted in a way that no velocity has.
 
     Raises:
-        Unsupported: it clips the sample that is predicted in a way that no velocity has.
+        Unsupported: it does, by its configuration.
     """
-    import diffusers
-
-    name, kind, config = EULER.get(type(scheduler).__name__), type(scheduler).__name__, scheduler.config
     clips = [key for key in ("thresholding", "clip_sample") if config.get(key)]
     if clips and kind in ("DDIMScheduler", "DDIMParallelScheduler", "HeunDiscreteScheduler"):
+        name = EULER.get(kind)
         why = "but not the noise, which is no step along a velocity" if name is None else f"and {name} doesn't"
         raise Unsupported(
             f"its {kind} clips the sample that is predicted ({clips[0]}), {why}: set {clips[0]} to false in "
             "scheduler_config.json, or take DDPMScheduler, which clips both"
         )
-    return scheduler if name is None else getattr(diffusers, name).from_config(config)
+
+
+def once_a_step(scheduler: Any) -> Any:
+    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
+
+    Raises:
+        Unsupported: see ``refuse_clips``.
+    """
+    import diffusers
+
+    kind, config = type(scheduler).__name__, scheduler.config
+    refuse_clips(kind, config)
+    return getattr(diffusers, EULER[kind]).from_config(config) if kind in EULER else scheduler
 
 
 def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:

@@ -287,7 +287,7 @@ class LanguageModel:
             if kind not in self.readable:
                 raise UserError(
                     f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
-                    "a model that does, or remove them of prompts and environments"
+                    "a model that does, or remove them from prompts and environments"
                 )
             if kind in self.unread:
                 raise UserError(
