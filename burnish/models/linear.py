@@ -72,7 +72,7 @@ class LoraLinear(Linear):
             return base(x, *args, **kwargs)  # type: ignore[no-any-return]
         device = x.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != base.weight.dtype:
-            return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
+            return super().forward(x, *args, **kwargs)
         scale = float(self.scaling[name])
         if torch.is_grad_enabled():
             a, b = self.lora_A[name].weight, self.lora_B[name].weight
