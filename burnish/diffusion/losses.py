@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from burnish.diffusion.steps import column
 from burnish.rl.objectives import flow_clip
 from burnish.rl.surrogates import Surrogate
 
@@ -56,7 +57,7 @@ def negative_aware(
     Returns:
         Loss, positive part and negative part, each [M], before any scale.
     """
-    t = time.view(-1, *[1] * (noisy.ndim - 1))
+    t = column(time, noisy)
     better, worse = beta * velocity + (1 - beta) * old, (1 + beta) * old - beta * velocity
     positive = matching_error(noisy - t * better, clean, share=share, adaptive=adaptive, floor=floor)
     negative = matching_error(noisy - t * worse, clean, share=share, adaptive=adaptive, floor=floor)

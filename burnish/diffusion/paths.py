@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.batches import ComparedSamples, compare, groups_of, together
-from burnish.diffusion.steps import diffuse, uniform_above
+from burnish.diffusion.steps import column, diffuse, uniform_above
 from burnish.types.batch import Batch, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Prompt, Requests, Scored, share_of
@@ -104,7 +104,7 @@ class Realigned(Ends):
         times = (low + (high - low) * torch.stack([begins, ends], 2)).flatten(0, 1).to(trace.schedule.dtype)
         path = to_device(times.clamp(max=float(trace.schedule[0])), device)
         first, start = read(at(trace.state, rows, torch.zeros_like(rows))), to_device(trace.time[rows, 0], device)
-        noise = first / start.view(-1, *[1] * (first.ndim - 1))  # networks that predict noise begin below t = 1
+        noise = first / column(start, first)  # networks that predict noise begin below t = 1
         return cls(
             conditioning=trace.conditioning.select(rows),
             prompts=[scored.prompts[row] for row in rows.tolist()],
@@ -188,8 +188,8 @@ class GroupPaths(ComparedSamples):
         device = self.state.device
         step, surrogate_step = (value.cpu()[row, slot] for value in (self.step, self.surrogate_step))
 
-        def of_group(value: Tensor, column: Tensor) -> Tensor:
-            return to_device(value.cpu()[row, column], device)
+        def of_group(value: Tensor, place: Tensor) -> Tensor:
+            return to_device(value.cpu()[row, place], device)
 
         def noise(purpose: str, own: Tensor) -> Tensor:
             sample = self.sample.cpu()[row, own]
@@ -265,7 +265,7 @@ def preference_target(x: Tensor, noise: Tensor, time: Tensor, level: Tensor, a: 
         time, level: [M].
         a, b: see ``burnish.diffusion.steps.diffuse_further``.
     """
-    t, tau = (value.view(-1, *[1] * (x.ndim - 1)) for value in (time, level))
+    t, tau = (column(value, x) for value in (time, level))
     return noise / b * (tau + t.square() * a / (1 - t)) - x / (1 - t)
 
 

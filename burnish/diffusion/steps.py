@@ -32,7 +32,7 @@ class Transition:
 
     def sample(self, noise: Tensor) -> Tensor:
         """The next state for standard normal ``noise`` [B, ...]."""
-        return self.mean + _column(self.std, self.mean) * noise
+        return self.mean + column(self.std, self.mean) * noise
 
     def logprob(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
         """Log-density of the next state ``landed`` [B, ...], averaged over noised elements as published losses do: [B].
@@ -92,7 +92,7 @@ def transition(
     t, t_next, level = (_per_sample(value, batch, x) for value in (t, t_next, noise))
     step = t - t_next
     if kind == "ode":
-        return Transition(x - _column(step, x) * velocity, torch.zeros_like(t), step, share)
+        return Transition(x - column(step, x) * velocity, torch.zeros_like(t), step, share)
     if kind in ("cps", "ddim"):
         fresh = (
             torch.sin(level * math.pi / 2) if kind == "cps"
@@ -101,16 +101,16 @@ def transition(
         )  # fmt: skip
         std = t_next * fresh
         kept = (t_next.square() - std.square()).clamp_min(0).sqrt()
-        clean = x - _column(t, x) * velocity
-        pure = x + _column(1 - t, x) * velocity
-        return Transition(_column(1 - t_next, x) * clean + _column(kept, x) * pure, std, step, share)
+        clean = x - column(t, x) * velocity
+        pure = x + column(1 - t, x) * velocity
+        return Transition(column(1 - t_next, x) * clean + column(kept, x) * pure, std, step, share)
     diffusion = level
     if kind == "sde":
         diffusion = level * (t / (1 - torch.where(t >= 1, torch.full_like(t, t_max), t))).sqrt()
     # -score = eps / t, and eps = x + (1 - t) v: the drift that keeps the marginals while noise is added
     restoring = diffusion.square() / (2 * t)
-    drift = velocity + _column(restoring, x) * (x + _column(1 - t, x) * velocity)
-    return Transition(x - _column(step, x) * drift, diffusion * step.sqrt(), step, share)
+    drift = velocity + column(restoring, x) * (x + column(1 - t, x) * velocity)
+    return Transition(x - column(step, x) * drift, diffusion * step.sqrt(), step, share)
 
 
 def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
@@ -119,7 +119,8 @@ def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
     return to_device(value.to(torch.float32), like.device).expand(batch)
 
 
-def _column(value: Tensor, like: Tensor) -> Tensor:
+def column(value: Tensor, like: Tensor) -> Tensor:
+    """Values [B] that broadcast over rows [B, ...]."""
     return value.view(-1, *[1] * (like.ndim - 1))
 
 
@@ -177,7 +178,7 @@ class Taylor:
     def velocity(self, i: int, x: Tensor, t: float, velocity: Tensor, rows: Tensor) -> Tensor:
         """The velocity [B, ...] at states x [B, ...] of time t of step i: what the network predicts for ``rows`` [M] is
         ``velocity`` [M, ...], and that of others is forecast."""
-        distance, slopes = (_column(value[i], x) for value in (self._distance, self._slopes))
+        distance, slopes = (column(value[i], x) for value in (self._distance, self._slopes))
         forecast = self._clean + slopes * distance * self._slope
         found = (x - forecast) / t
         found[rows] = velocity.float()
@@ -393,7 +394,7 @@ def diffuse(clean: Tensor, noise: Tensor, time: Tensor, noised: Tensor | None = 
         time: [M].
         noised: [M, ...] bool, or what broadcasts to it; elements outside stay as they are. None noises all.
     """
-    t = time.view(-1, *[1] * (clean.ndim - 1))
+    t = column(time, clean)
     mixed = (1 - t) * clean + t * noise
     return mixed if noised is None else torch.where(noised, mixed, clean)
 
@@ -412,7 +413,7 @@ def diffuse_further(
     Returns:
         x_level [M, ...], and a and b, which broadcast to it.
     """
-    t, tau = (value.view(-1, *[1] * (x.ndim - 1)) for value in (time, level))
+    t, tau = (column(value, x) for value in (time, level))
     a = (1 - tau) / (1 - t)
     b = (tau.square() - (t * a).square()).sqrt()
     mixed = a * x + b * noise

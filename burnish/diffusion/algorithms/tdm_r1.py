@@ -99,9 +99,10 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         return int(batch.present.sum()) * batch.step.shape[1]
 
     def loss(self, part: PathTerms, roles: FlowRoles) -> Loss:
+        from burnish.diffusion.steps import column
         from burnish.types.rollout import Loss
 
-        time, time_next = (value.view(-1, *[1] * (part.state.ndim - 1)) for value in (part.time, part.time_next))
+        time, time_next = (column(value, part.state) for value in (part.time, part.time_next))
         velocity = roles.policy(part.state, part.time, part.conditioning)
         clean = part.state - time * velocity
         reached = (part.state - (time - time_next) * velocity).detach()
@@ -118,11 +119,11 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         import torch
 
         from burnish.diffusion.losses import matching_error
-        from burnish.diffusion.steps import diffuse_further
+        from burnish.diffusion.steps import column, diffuse_further
         from burnish.rl.surrogates import squared_distance
 
         x, _, _ = diffuse_further(reached, part.fake_noise, part.time_next, part.level, part.noised)
-        target = (x - clean) / part.level.view(-1, *[1] * (x.ndim - 1))
+        target = (x - clean) / column(part.level, x)
         with torch.no_grad():
             real = plain(roles.reference, x, part.level, part)
         velocity = plain(roles.lagged("fake"), x, part.level, part)
@@ -163,11 +164,11 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         import torch
 
         from burnish.diffusion.paths import mean_distance, pulled
-        from burnish.diffusion.steps import diffuse_further, guide
+        from burnish.diffusion.steps import column, diffuse_further, guide
 
         x, _, _ = diffuse_further(reached, part.noise, part.time_next, part.level, part.noised)
         y, _, _ = diffuse_further(reached, part.reward_noise, part.time_next, part.reward_level, part.noised)
-        level, reward_level = (value.view(-1, *[1] * (x.ndim - 1)) for value in (part.level, part.reward_level))
+        level, reward_level = (column(value, x) for value in (part.level, part.reward_level))
         surrogate = roles.lagged("surrogate")
         with torch.no_grad():
             fake = plain(roles.lagged("fake"), x, part.level, part)
