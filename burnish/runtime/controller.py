@@ -291,7 +291,7 @@ class RayController(Controller):
 
     def latest(self) -> Checkpoint | None:
         def damage(checkpoint: Checkpoint) -> str:
-            return max(self.trainers.call("damage", checkpoint))
+            return str(max(self.trainers.call("damage", checkpoint)))
 
         try:
             return self.store.latest(damage)
