@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ray.exceptions import ObjectLostError
 
-from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.files import Checkpoint, damage
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.controller import Controller
@@ -289,13 +289,13 @@ class RayController(Controller):
         self._announce()
 
     def latest(self) -> Checkpoint | None:
-        def damage(checkpoint: Checkpoint) -> str:
-            return max(self.trainers.call("damage", checkpoint))  # type: ignore[no-any-return]
+        def verified(checkpoint: Checkpoint) -> str:
+            try:
+                return str(max(self.trainers.call("damage", checkpoint)))
+            except (WorkerDied, WorkerTimeout):  # so will what comes next
+                return damage(checkpoint)
 
-        try:
-            return self.store.latest(damage)
-        except (WorkerDied, WorkerTimeout):  # so will what comes next
-            return self.store.latest()
+        return self.store.latest(verified)
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         if self.assembly.stop.asked():
