@@ -172,6 +172,11 @@ class AnyReward(Named, ABC):
     """How often a sample is scored again for which the reward failed, before on_failure."""
 
     @property
+    def judges_steps(self) -> bool | None:
+        """Whether its scores have values of single steps; None where only the scores tell."""
+        return False
+
+    @property
     def counts(self) -> bool:
         """Whether it ever has a weight; else it is only watched."""
         return any([self.weight, *self.weight_by.values()])

@@ -144,10 +144,9 @@ def test_what_is_no_number_is_missing_for_that_sample_alone_and_says_why_once(fi
 FUNCTIONS = "tests.support.named_rewards"
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [(f"{FUNCTIONS}:brightnes", "did you mean brightness?"), ("broken.py:score", "NameError: name 'undefined_name'")],
-)
+@pytest.mark.parametrize(("path", "why"), [
+    (f"{FUNCTIONS}:brightnes", "did you mean brightness?"), ("broken.py:score", "NameError: name 'undefined_name'"),
+])  # fmt: skip
 def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypatch, path, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("undefined_name\n")

@@ -123,10 +123,9 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
         assert values(asked(server, *map(noise_image, range(4)), deadline=0.3)) == [None] * 4
 
 
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [({}, "no choices"), (writing("Yes"), "no logprobs"), (writing(None, refusal="I won't"), "refused: I won't")],
-)
+@pytest.mark.parametrize(("reply", "why"), [
+    ({}, "no choices"), (writing("Yes"), "no logprobs"), (writing(None, refusal="I won't"), "refused: I won't"),
+])  # fmt: skip
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
     with answering(reply) as server:
         for _ in range(2):

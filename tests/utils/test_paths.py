@@ -79,11 +79,9 @@ def disk(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize(
-    ("way", "said"),
-    [(fill, "no space is left for"), (make_read_only, "Read-only file system")],
-    ids=["full", "read-only"],
-)
+@pytest.mark.parametrize(("way", "said"), [
+    (fill, "no space is left for"), (make_read_only, "Read-only file system"),
+], ids=["full", "read-only"])  # fmt: skip
 def test_what_was_there_before_a_disk_was_full_is_there_afterwards(way, said, disk):
     folder = run_folder(disk / "run", Story(updates=0, guided=False, images=False))
     folder.report.write_text("old")

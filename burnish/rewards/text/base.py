@@ -71,11 +71,6 @@ class LanguageReward(AnyReward):
     """Score only prompts with one of these labels; an empty list scores all. Rewards with different labels mix tasks in
     one run."""
 
-    @property
-    def judges_steps(self) -> bool | None:
-        """Whether its scores have values of single steps; None where only the scores tell."""
-        return False
-
     def applies_to(self, prompt: Prompt) -> bool:
         return not self.labels or prompt.label in self.labels
 
