@@ -10,28 +10,73 @@ from typing import Any
 import pydantic
 
 from burnish.config.foreign import foreign_name
-from burnish.config.names import Context, options_of
+from burnish.config.names import Context, members_of, options_of
 from burnish.config.yaml_text import brief
 from burnish.registry import CHOICE, explanation, fields, names
+
+# what pydantic calls one of the types that an option may have, behind the option's name
+_TYPE = re.compile(r"str|bool|int|float|constrained-\w+|[\w-]+\[.*\]")
 
 NAMED = 120  # most characters shown of an unknown option's name
 
 _KINDS = {  # what pydantic says of these is about Python
     "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
     "int_type": "a whole number",
+    "float_type": "a number",
     "bool_type": "true or false",
     "tuple_type": "a list, as in [0.9,0.999]",
+    "list_type": "a list, as in [a,b]",
     "dict_type": "options by name",
     "dataclass_type": "a section with options of its own",
     "missing": "a longer list",
+    "too_long": "a shorter list",
 }
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 
 
 def messages(error: pydantic.ValidationError, context: Context, place: Sequence[str | int] = ()) -> Iterator[str]:
-    """One message for each error of pydantic about what is at a place of a configuration."""
+    """One message for each error of pydantic about what is at a place of a configuration.
+
+    Several about the types that an option may have are one, or those about what is inside of a value of the right type.
+    """
+    either: dict[str, list[Any]] = {}
+    inside = set[str]()
     for one in error.errors(include_url=False):
-        yield _message(one, [*place, *one["loc"]], context)
+        here = [*place, *one["loc"]]
+        end = _end_of_option(here, context)
+        option = ".".join(map(str, here[:end]))
+        if end == len(here) - 1:
+            either.setdefault(option, []).append(one)
+        else:
+            inside.add(option)
+            yield _message(one, [*here[:end], *here[end + 1 :]], context)
+    for option in [name for name in either if name not in inside]:
+        value, says = either[option][0]["input"], dict.fromkeys(_says(one).partition(";")[0] for one in either[option])
+        yield f"{option} is {brief(value)}; it must be {' or '.join(says)}{_sweep(value)}{context.origin(option)}"
+
+
+def _end_of_option(place: Sequence[str | int], context: Context) -> int:
+    """Where pydantic's name of one of several types stands behind an option; the length of the place if none does."""
+    for end, part in enumerate(place):
+        option, inner = (".".join(map(str, place[:stop])) for stop in (end, end + 1))
+        if _TYPE.fullmatch(str(part)) and option in context.options and inner not in context.options:
+            return end
+    return len(place)
+
+
+def _sweep(value: Any) -> str:
+    return "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
+
+
+def _says(error: Any) -> str:
+    """What a value must be, where that is all that is wrong with it."""
+    kind, details = error["type"], error.get("ctx", {})
+    if kind in _BOUNDS:
+        (bound,) = details.values()
+        return f"{_BOUNDS[kind]} {bound:.10g}"
+    if kind == "literal_error":
+        return str(details["expected"]).replace("'", "")
+    return _KINDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
 
 
 def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
@@ -50,14 +95,13 @@ def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
     if kind == "literal_error":
         choices = [choice.strip().strip("'") for choice in details["expected"].replace(" or ", ", ").split(", ")]
         return wrong_choice(option, value, choices) + context.origin(option)
-    if kind in _BOUNDS:
-        (bound,) = details.values()
-        says = f"it must be {_BOUNDS[kind]} {bound:.10g}"
-    else:
-        says = f"it must be {_KINDS[kind]}" if kind in _KINDS else error["msg"].replace("Input should", "it must")
+    says = f"it must be {_says(error)}"
+    if says.endswith(error["msg"]):  # a sentence of its own
+        says = error["msg"]
+    if kind in _KINDS and type(None) in members_of(context.options.get(option, ((), None))[0]):
+        says += ", or null"
     option = option.rpartition(".")[0] if kind == "missing" else option  # a value of a tuple
-    sweep = "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
-    return f"{option} is {brief(value)}; {says}{sweep}{context.origin(option)}"
+    return f"{option} is {brief(value)}; {says}{_sweep(value)}{context.origin(option)}"
 
 
 def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:

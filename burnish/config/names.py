@@ -78,7 +78,7 @@ def completed(context: Context, word: str) -> list[str]:
 
 def _values(kinds: Types) -> Iterator[str]:
     """The values of an option that has few; none of the others."""
-    for one in _members(kinds):
+    for one in members_of(kinds):
         if isinstance(one, Choice):
             yield from names(one.kind)
         elif one is bool:
@@ -89,18 +89,18 @@ def _values(kinds: Types) -> Iterator[str]:
             yield "null"
 
 
-def _members(kinds: Types) -> Iterator[Any]:
+def members_of(kinds: Types) -> Iterator[Any]:
     """Types and marks, those of unions one by one."""
     for one in kinds:
         if typing.get_origin(one) in UNIONS:
-            yield from _members(typing.get_args(one))
+            yield from members_of(typing.get_args(one))
         else:
             yield one
 
 
 def _section(kinds: Types, value: Any) -> Any:
     """The class of options among types: of a choice, the one that the value names."""
-    members = list(_members(kinds))
+    members = list(members_of(kinds))
     for one in members:
         if isinstance(one, Choice):
             name = value if isinstance(value, str) else at(value, "name")
@@ -110,7 +110,7 @@ def _section(kinds: Types, value: Any) -> Any:
 
 def _walk(kinds: Types, tree: Any, path: str) -> Iterator[tuple[str, Types, Any]]:
     """An option and what is in it, with the entries that ``tree`` chooses: path, what it may be, class of options."""
-    members, section = list(_members(kinds)), _section(kinds, tree)
+    members, section = list(members_of(kinds)), _section(kinds, tree)
     yield path, kinds, section
     above = f"{path}." if path else ""
     if any(isinstance(one, Choice) for one in members) and (section is None or "name" not in fields(section)):
