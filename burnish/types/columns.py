@@ -123,8 +123,9 @@ class Column(Pointers):
         return stand_in(dataclasses.replace(self, part=self.part[index], row=self.row[index])._needed())
 
     def flatten(self, start: int, end: int) -> Tensor:
-        """Two neighbouring axes of ``part`` as one."""
-        return stand_in(dataclasses.replace(self, part=self.part.flatten(start, end), row=self.row.flatten(start, end)))
+        """Two neighbouring axes as one; rows are read where the axes are theirs, as of a batch that was saved."""
+        own = self if self.part.ndim > end else _of_axes(stand_in(self), end + 1)
+        return stand_in(dataclasses.replace(own, part=own.part.flatten(start, end), row=own.row.flatten(start, end)))
 
     def view(self, *shape: int) -> Tensor:
         """Other axes of ``part``; those of a row stay."""

@@ -101,3 +101,4 @@ def test_a_column_is_selected_joined_and_indexed_as_a_tensor_is_and_read_when_it
         assert torch.equal(column.select(index).values(), tensor[index])
     assert torch.equal(read(at(column, members)), tensor[members])
     assert torch.equal(read(at(at(column, members), torch.tensor([2, 0]), torch.tensor([1, 0]))), tensor[[1, 7]])
+    assert torch.equal(read(column.flatten(0, 1)), tensor.flatten(0, 1)), "as of states that a checkpoint holds"
