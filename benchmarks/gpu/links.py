@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.communication import INSIDE, RATES
 from burnish.commands.doctor import copy_speed, launch_time, sum_speed, timed
 from burnish.config.hardware import Speed
 
@@ -27,6 +26,8 @@ def moved(device: str, size: int) -> float:
 
 def rows() -> list[dict[str, Any]]:
     """A row for each figure."""
+    from benchmarks.communication import INSIDE, RATES  # not by the processes that sum, which import this file
+
     cards, speed = torch.cuda.device_count(), Speed()
     device = "cuda" if cards else "cpu"
     dtype, sides, size = (torch.bfloat16, (2048, 4096, 8192), 1 << 30) if cards else (torch.float32, (256,), 1 << 24)

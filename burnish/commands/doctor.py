@@ -21,7 +21,7 @@ SHARED = Path("/dev/shm")
 NEEDED_SHARED = 1.0  # GB: containers have .06 unless they are given more
 SLOW_LAUNCH, SLOW_COPY = 15.0, 8.0  # µs of a kernel's launch, and GB/s from the CPU's memory: below PCIe 3
 MEASURED = 1 << 28  # bytes that are copied and summed
-PATIENCE = 120.0  # seconds that GPUs may take to sum them
+PATIENCE = 180.0  # seconds that GPUs may take to sum them
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 AGAIN = "pip install --force-reinstall burnish"
 
