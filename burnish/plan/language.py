@@ -102,9 +102,16 @@ class LanguageHalf(Half):
             with _disable_current_modes():
                 return credit(annotated)
 
+        def distributed(function: Callable[[Any], Any], parts: Sequence[Any]) -> Any:
+            """Ranks that are pretended give what this one does, whose parts may have other numbers of rows."""
+            found = every(Once(function, self.counter, self.gathered), parts)
+            return [
+                [value if len(value) == len(rows) else value.new_zeros(len(rows), *value.shape[1:]) for value in some]
+                for some, rows in zip(found, parts, strict=True)
+            ]
+
         replaced: Any = roles
-        replaced.run = known
-        replaced.distribute = lambda function, parts: every(Once(function, self.counter, self.gathered), parts)
+        replaced.run, replaced.distribute = known, distributed
         object.__setattr__(config.algorithm, "compute_advantages", credited)
 
     def validate(self) -> None:
