@@ -159,6 +159,11 @@ class LanguageConfig(RunConfig):
                 "the policy never learns; warm up for fewer, or raise steps",
             ),
             (
+                self.model.compile and bool(self.model.gradient_checkpointing),
+                "model.compile and model.gradient_checkpointing are given, but PyTorch would compute compiled layers "
+                "of a language model again by another graph; leave one of them out",
+            ),
+            (
                 rollout.min_new_tokens > rollout.max_new_tokens,
                 f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
                 f"{rollout.max_new_tokens}; a response can't be longer than its limit",

@@ -299,6 +299,8 @@ class Trainer:
             share = {}  # of ranks that learn the same rows the first one tells what came of them
         whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)
+        if not whole.pop("taught") and self.auxiliary is None:
+            return {"actor/skipped": 1.0, "actor/empty": 1.0}  # a frozen network predicts all of these steps
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)
         metrics["actor/loss"] = whole["loss"] / size
@@ -326,7 +328,7 @@ class Trainer:
 
     def _backward(self, mini: Batch, size: int, factor: float) -> dict[str, float]:
         """Gradients of a mini-batch, times ``factor``, a micro-batch at a time: this rank's share of its sums."""
-        share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
+        share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0, "taught": 0.0})
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
         tokens = sum(mini.costs()) if balance else 0
@@ -336,7 +338,14 @@ class Trainer:
             # a micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance
             with own, nullcontext() if weight else self.usage.paused():
                 loss = self.algorithm.loss(part, self.roles)
-            (loss.total * (weight * factor) / size).backward()
+            if loss.total.requires_grad:
+                (loss.total * (weight * factor) / size).backward()
+                share["taught"] += 1
+            elif self.ranks.size > 1:  # others would wait for this one's gradients
+                raise UserError(
+                    "Steps that a frozen network predicts were to be learned from; keep algorithm.window to those of "
+                    "model.networks, or train with one process"
+                )
             if not weight:
                 continue
             sums.append(("loss", loss.total.detach()))

@@ -18,8 +18,8 @@ def test_images_log_probs_gradients_and_exports_are_those_of_the_library(files):
     run = run_of(files, "language", "grpo image tokens")
     run.train("steps=1", "model.lora=null", "rollout.save={every: 1}")
     assert len([*run.output.glob("samples/*/00?.png"), *run.output.glob("validation/000001/pictures/*.png")]) == 8 + 3
-    burnish("export", run.output, "--output", files / "exported")
-    after, before = map(AutoModelForMultimodalLM.from_pretrained, (files / "exported", files / "janus"))
+    burnish("export", run.output, "--output", files / "exported-images")
+    after, before = map(AutoModelForMultimodalLM.from_pretrained, (files / "exported-images", files / "janus"))
     moved = [name for name, one in after.named_parameters() if not torch.equal(one, before.get_parameter(name))]
     assert {name.split(".")[1][:10] for name in moved} == {"language_m", "generation"}, "towers stay as they are"
     burnish("sample", run.output, "a red fox", "--count", 1, "--output", files / "drawn")

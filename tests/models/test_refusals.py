@@ -36,7 +36,6 @@ OPTIONS = {
     "a shift of none": ("sdxl", ["rollout.shift=3"], ["rollout.shift is 3", "EulerDiscreteScheduler"]),
     "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),
     "tokens": ("ernie-image-rewritten", ["model.networks=[pe]", "algorithm=diffusion_nft"], ["nft learns none"]),
-    "tokens on ranks": ("ernie-image-rewritten", ["model.networks=[pe]", *RAY], ["pools.train has 2"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
     "fewer heads than ranks": (
