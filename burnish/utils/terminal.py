@@ -209,6 +209,7 @@ def without_collecting() -> Iterator[None]:
         yield
     finally:
         if before:
+            gc.freeze()  # nor is what they hold ever garbage
             gc.enable()
 
 
