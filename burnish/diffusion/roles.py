@@ -54,7 +54,8 @@ class NetworkRole:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
         with self.around(), self.active() as network:
-            return self._run(partial(self.model.predict, network, x, time, conditioning, guidance=scale))
+            predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
+            return predict() if self.sharded is None else self.sharded(predict)
 
     def write(
         self, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
@@ -66,12 +67,8 @@ class NetworkRole:
     def token_logprobs(self, conditioning: Requests) -> Tensor:
         """Log-probs [M, T] of the tokens of samples, with gradients; 0 beyond their ends."""
         with self.around(), self.active() as network:
-            return self._run(partial(self.model.token_logprobs, network, conditioning))
-
-    def _run(self, compute: Callable[..., Tensor]) -> Tensor:
-        """What the model makes of the network, with the other ranks that hold it."""
-        run = partial(compute, agree=self.agree)
-        return run() if self.sharded is None else self.sharded(run)
+            score = partial(self.model.token_logprobs, network, conditioning, agree=self.agree)
+            return score() if self.sharded is None else self.sharded(score)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import RolloutRequest, collector, group_starts
-from burnish.tasks.drawings import GLIMPSES, thumbnail, write_sample
+from burnish.tasks.drawings import GLIMPSES, write_sample
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import to_device
 from burnish.types.rollout import Denoising, Requests, Scored, failures_of, settled
-from burnish.types.samples import Sample, Sound, coarse
+from burnish.types.samples import Clip, Sample, Sound, coarse
 from burnish.utils import random
+from burnish.utils.images import thumbnail
 
 
 @dataclass
@@ -120,7 +121,8 @@ class FlowRollouts:
                     if files is not None and files.wanted(job.update, group):
                         kept[row] = sample
                     if first and group < GLIMPSES and not isinstance(sample, Sound):
-                        shown.append(thumbnail(sample))
+                        middle = sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample
+                        shown.append(thumbnail(middle))
                 if context.rank == 0:
                     scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, self.scorer))
         with self.watch("reward"):

@@ -34,7 +34,7 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response, turn_rewards
 from burnish.rollout.sources import Job, RolloutRequest, collector, group_starts
-from burnish.tasks.drawings import GLIMPSES, thumbnail, write_sample
+from burnish.tasks.drawings import GLIMPSES, write_sample
 from burnish.tasks.evaluate import TOKENS
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
@@ -44,6 +44,7 @@ from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures
 from burnish.types.samples import Quote
 from burnish.utils import random
 from burnish.utils.errors import UserError
+from burnish.utils.images import thumbnail
 
 
 @dataclass(frozen=True, kw_only=True)

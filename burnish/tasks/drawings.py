@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 STRIP = 4  # frames of a clip on a contact sheet
-GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and its longest side in pixels
+GLIMPSES = 8  # prompts of an update that a sample is kept of
 KEPT = 512  # longest side in pixels of what is kept of a prompt's images
 
 
@@ -61,15 +60,6 @@ def shades(height: int, width: int) -> np.ndarray:
     """An image of shades, uint8 [H, W, 3]: a placeholder, to try rewards with."""
     rows, columns = np.indices((height, width))
     return np.stack([rows % 256, columns % 256, (rows + columns) // 2 % 256], -1).astype(np.uint8)
-
-
-def thumbnail(sample: np.ndarray | Clip) -> bytes:
-    """A small PNG file of an image, or of the middle of a clip."""
-    image = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
-    image.thumbnail((GLIMPSE, GLIMPSE))
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
 
 
 def write_sample(folder: Path, stem: str, sample: Sample) -> str:

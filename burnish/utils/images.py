@@ -1,7 +1,8 @@
-"""Contact sheets of images."""
+"""Contact sheets of images, and thumbnails."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import pairwise
 from textwrap import wrap
@@ -13,6 +14,7 @@ GAP, FONT_SIZE, LINE = 12, 14, 18
 LABEL_WIDTH, LETTERS = 240, 30  # of the text beside a row: pixels, and characters of a line
 SMALL, LARGE = 128, 384  # pixels: smaller images are enlarged to about SMALL, larger ones shrunk to LARGE
 WAVE_WIDTH, WAVE_HEIGHT = 256, 96  # pixels of a drawn sound
+GLIMPSE = 128  # longest side in pixels of a thumbnail
 PAPER = (236, 238, 240)  # not white, so that the edge of a white image is visible
 BLUE, VERMILION = (0, 114, 178), (213, 94, 0)  # distinguishable with any colour vision
 
@@ -92,3 +94,12 @@ def _size(image: np.ndarray, across: int) -> tuple[int, int]:
         return max(1, width * largest // longest), max(1, height * largest // longest)
     scale = max(1, round(SMALL / longest))
     return width * scale, height * scale
+
+
+def thumbnail(image: np.ndarray) -> bytes:
+    """A small PNG file of an image, uint8 [H, W, 3]."""
+    small = Image.fromarray(image)
+    small.thumbnail((GLIMPSE, GLIMPSE))
+    file = io.BytesIO()
+    small.save(file, format="PNG")
+    return file.getvalue()
