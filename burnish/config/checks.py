@@ -97,4 +97,16 @@ def _message(option: str, value: Any, mark: Mark, run: RunConfig) -> str:
     if mark[0].why:
         return f"{option} is given, but {mark[0].why.format(run=run)}; remove it"
     deciding, current = _decides(mark, run)
-    return f"{option} is {show(value)}, which is never read when {deciding} is {show(current)}; remove it"
+    return f"{option} is {show(plain(value))}, which is never read when {deciding} is {show(current)}; remove it"
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML data; options inside lists and maps that have their default are left out."""
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        given = {name: getattr(value, name) for name in fields(value)}
+        return {n: plain(v) for n, v in given.items() if v != fields(value)[n].get_default(call_default_factory=True)}
+    return value

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from burnish import __version__
+from burnish.config.checks import plain
 from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import brief, show
@@ -20,14 +21,14 @@ COLUMN = 34  # of the explanations
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every option as plain data, with the names of algorithm, environment and rewards."""
-    plain: dict[str, Any] = dataclasses.asdict(config)
-    plain = json.loads(json.dumps({name: plain[name] for name in fields(config)}))
-    for name in plain:
+    found: dict[str, Any] = dataclasses.asdict(config)
+    found = json.loads(json.dumps({name: found[name] for name in fields(config)}))
+    for name in found:
         if is_named(own := getattr(config, name)):
-            plain[name] = {"name": own.name} | plain[name]
+            found[name] = {"name": own.name} | found[name]
     for label, reward in config.rewards.items():
-        plain["rewards"][label] = {"name": reward.name} | plain["rewards"][label]
-    return plain
+        found["rewards"][label] = {"name": reward.name} | found["rewards"][label]
+    return found
 
 
 def dump(config: RunConfig) -> str:
@@ -93,7 +94,7 @@ def _section(section: Any, above: str) -> Iterator[Line]:
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         nested = dataclasses.is_dataclass(value)
         if not field.is_required() and not is_named(value) and (default is None if nested else value != default):
-            words = f"[default {brief(_plain(default), 40)}] {words}"
+            words = f"[default {brief(plain(default), 40)}] {words}"
         if nested:
             yield _line(above, name, ..., words)
             yield from _section(value, f"{above}{name}.")
@@ -113,20 +114,8 @@ def is_named(section: Any) -> bool:
 
 def _line(above: str, name: str, value: Any, words: str) -> Line:
     """An option; ``...`` is the value of a section."""
-    text = "  " * above.count(".") + (f"{name}:" if value is ... else f"{name}: {show(_plain(value))}")
+    text = "  " * above.count(".") + (f"{name}:" if value is ... else f"{name}: {show(plain(value))}")
     return Line(f"{above}{name}", text, words)
-
-
-def _plain(value: Any) -> Any:
-    """A value as YAML data; options inside lists and maps that have their default are left out."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        given = {name: getattr(value, name) for name in fields(value)}
-        return {n: _plain(v) for n, v in given.items() if v != fields(value)[n].get_default(call_default_factory=True)}
-    return value
 
 
 def _summary(thing: Any) -> str:
