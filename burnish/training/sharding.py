@@ -78,7 +78,11 @@ class Reduction:
         self.last = True  # whether this is the last micro-batch of an optimizer step
         self.buffers = 0  # that FSDP will ask for: two in each backward pass to come
         self.total: Tensor | None = None  # of the backward passes so far
-        unit.register_forward_pre_hook(self._called, with_kwargs=True)
+        parts = [part for part in unit.modules() if part is not unit and hasattr(part, "unshard")]
+        nested = {weight for part in parts for weight in part.parameters()}
+        # of a unit without weights that learn nothing is reduced
+        if any(weight.requires_grad and weight not in nested for weight in unit.parameters()):
+            unit.register_forward_pre_hook(self._called, with_kwargs=True)
 
     def micro_batch(self, *, last: bool) -> None:
         """Before a micro-batch is learned: whether it is the last one of an optimizer step."""
