@@ -22,8 +22,8 @@ def test_images_log_probs_gradients_and_exports_are_those_of_the_library(files):
     after, before = map(AutoModelForMultimodalLM.from_pretrained, (files / "exported-images", files / "janus"))
     moved = [name for name, one in after.named_parameters() if not torch.equal(one, before.get_parameter(name))]
     assert {name.split(".")[1][:10] for name in moved} == {"language_m", "generation"}, "towers stay as they are"
-    burnish("sample", run.output, "a red fox", "--count", 1, "--output", files / "drawn")
-    assert (files / "drawn" / "000-00.png").is_file()
+    burnish("sample", run.output, "a red fox", "--count", 1, "--output", files / "drawn-tokens")
+    assert (files / "drawn-tokens" / "000-00.png").is_file()
     assembly = assemble(load(str(run.recipe), [*run.options, "model.lora=null"]), trains=True)
     roles, algorithm, model = assembly.roles, assembly.config.algorithm, assembly.roles.model
     network, how, scored = model.network, model.network.generation_config, assembly.source.rollout(1)
