@@ -45,8 +45,12 @@ class Lines:
         """Args: ``key`` of the update's number."""
         self.file, self.key = file, key
 
-    def begin(self, done: int) -> None:
-        """Drop, atomically, truncated lines and those of updates after ``done``, which will be done again."""
+    def begin(self, done: int) -> list[bytes]:
+        """Drop, atomically, truncated lines and those of updates after ``done``, which will be done again.
+
+        Returns:
+            The lines that are left.
+        """
         if self.file.is_symlink():  # the folder may come from somebody else, and the file is written below
             raise UserError(f"{self.file} is a link to elsewhere; remove it")
         with writing(self.file):
@@ -54,6 +58,7 @@ class Lines:
             self.file.touch()
             kept = [line for line in read_file(self.file).splitlines() if self._update(line) <= done]
             write_atomically(self.file, b"".join(line + b"\n" for line in kept))
+        return kept
 
     def _update(self, line: bytes) -> float:
         """The update of a line; infinity for a truncated one."""
@@ -84,9 +89,9 @@ class MetricsLog(Hook):
         """Drop the metrics after the checkpoint that this process resumes from."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.lines.begin(-1 if self.resumed_at is None else self.resumed_at)
-        for row in self.folder.read_metrics()[-1:]:
-            self.seconds = row.get(TIME) or 0.0
+        kept = self.lines.begin(-1 if self.resumed_at is None else self.resumed_at)
+        if kept:
+            self.seconds = parse_json(kept[-1]).get(TIME) or 0.0
         purge = None if self.resumed_at is None else self.resumed_at + 1  # the first step to discard of earlier files
         self._scalars = SummaryWriter(str(self.folder.tensorboard), purge_step=purge)
 

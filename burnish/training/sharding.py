@@ -80,7 +80,7 @@ class Reduction:
         self.total: Tensor | None = None  # of the backward passes so far
         parts = [part for part in unit.modules() if part is not unit and hasattr(part, "unshard")]
         nested = {weight for part in parts for weight in part.parameters()}
-        # of a unit without weights that learn nothing is reduced
+        # FSDP reduces nothing of a unit whose own weights are frozen
         if any(weight.requires_grad and weight not in nested for weight in unit.parameters()):
             unit.register_forward_pre_hook(self._called, with_kwargs=True)
 

@@ -22,7 +22,7 @@ from burnish.language.model.forwards import conversations
 from burnish.language.roles import LanguageRoles
 from burnish.language.sampling import Ended, Sampling, Turn
 from burnish.language.vllm.apart.burnish_vllm.channel import Channel, device_for
-from burnish.language.vllm.apart.burnish_vllm.shared import buckets, entries_of, place_of, placed
+from burnish.language.vllm.apart.burnish_vllm.shared import buckets, entries_of, mismatch, place_of, placed
 from burnish.language.vllm.process import (
     BUCKET,
     SharedWeights,
@@ -289,10 +289,7 @@ class VllmEngine(ResponseEngine):
         for message, checksum in through_gpu(weights, version, device=self.model.device, dtype=self.model.compute):
             responses = self._process.answers(what, message)
             if (own := next(responses)["checksum"]) != checksum:
-                raise VllmFailedError(
-                    f"weight sync v{version}: {next(iter(message['places']))} and what travels with it differ "
-                    f"between the trainer and vLLM: checksums {checksum:#x} and {own:#x}"
-                )
+                raise VllmFailedError(f"weight sync v{version}: {mismatch(message['places'], checksum, own)}")
             checksums.append(checksum)
         return next(responses), checksums
 

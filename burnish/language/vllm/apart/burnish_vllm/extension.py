@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from .channel import Channel
 from .inputs import key_of
-from .shared import SUM, Places, checksum, mapped, place_of, tensors
+from .shared import SUM, Places, checksum, mapped, mismatch, place_of, tensors
 
 kept = lru_cache(maxsize=1)(mapped)  # mapping a page costs as much as copying it; a worker has one owner
 Weights = Iterator[tuple[str, Tensor]]
@@ -36,10 +36,7 @@ def sent_weights(channel: Channel, parts: Sequence[tuple[Places, int]]) -> Weigh
         channel.finish()
         own, sent = checksum(content[:size]), content[size:].view(torch.int64)
         if not torch.equal(own[None], sent):
-            raise RuntimeError(
-                f"{next(iter(places))} and what travels with it differ between the trainer and vLLM: checksums "
-                f"{int(sent):#x} and {int(own):#x}"
-            )
+            raise RuntimeError(mismatch(places, int(sent), int(own)))
         yield from tensors(content, places)
 
 

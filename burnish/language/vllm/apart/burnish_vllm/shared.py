@@ -117,6 +117,14 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
+def mismatch(places: Places, sent: int, came: int) -> str:
+    """What is said of a bucket whose bytes are not those that were sent, by their checksums."""
+    return (
+        f"{next(iter(places))} and what travels with it differ between the trainer and vLLM: checksums {sent:#x} and "
+        f"{came:#x}"
+    )
+
+
 @cache
 def _places(device: torch.device) -> Tensor:
     """An odd number for each place: [WORDS] int64."""
