@@ -4,6 +4,7 @@ import shutil
 import time
 from dataclasses import replace
 
+import pytest
 import torch
 
 from burnish.utils.paths import CLAIM
@@ -33,6 +34,9 @@ def test_a_run_does_what_it_says(files, monkeypatch):
     assert f"burnish sample {run.output}" in said
     again = run.train("steps=3").out
     assert "; 2 of them are done." in again
+    rows = lines_of(run.output / "metrics.jsonl")
+    took = sum(row.get(f"timing_s/{name}", 0) for row in rows for name in ("step", "testing"))
+    assert rows[-1]["perf/total_time"] == pytest.approx(took)
     assert (run.output / CLAIM).read_text().startswith("process "), "who trains here now, and nobody before"
     shutil.move(run.output, files / "moved")  # gone on with where it is
     recipe = files / "moved" / "config.yaml"
