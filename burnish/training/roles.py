@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
+from burnish.models.linear import cast_once
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
 from burnish.models.placing import place, rest_frozen, twin
 from burnish.options.cluster import ShardingOptions
@@ -144,7 +145,8 @@ class TrainedRoles:
         assert name in (*self._adapters, "reference"), f"{name} is not among what the algorithm needs"
         self._switch(name if name in self._adapters else None)
         try:
-            yield self._networks["policy"]
+            with cast_once(self._carriers, name):
+                yield self._networks["policy"]
         finally:
             self._switch("policy")
 
@@ -224,8 +226,6 @@ class TrainedRoles:
                 yield
                 return
             if not merge:
-                from burnish.models.linear import cast_once
-
                 with cast_once(self._carriers, name):
                     yield
                 return

@@ -296,7 +296,7 @@ class Forwards:
         others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
         if others or given.get("inputs_embeds") is None:
             raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
-        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
+        return Embedded(given["inputs_embeds"].squeeze(0), slots if mask is None else mask[0], list(deep or []))
 
     def packed(self, decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         """Last hidden states [N, D] of a packed sequence ``source`` [N] of a table, at positions [A, N]."""
@@ -309,7 +309,7 @@ class Forwards:
             "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
         }
         with self.precision(inputs):
-            found: Tensor = decoder(**inputs, use_cache=False, plan=plan).last_hidden_state[0]
+            found: Tensor = decoder(**inputs, use_cache=False, plan=plan).last_hidden_state.squeeze(0)
         return found
 
     def precision(self, inputs: Inputs) -> Any:
