@@ -152,7 +152,7 @@ def work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
         roles.policy(x, time, conditioning)
     found, call = {}, calls[-1]
     ours = model.networks[call.network]
-    with cast_once(lora_layers(ours), "policy"):  # as for every call of a role
+    with cast_once(lora_layers(ours), ["policy"]):  # as in every optimizer step
         found["burnish"] = counted(lambda: model.forwards(ours, call))
     other: Any = load_model(ModelOptions(path=str(path), dtype="bfloat16", lora=options), rollout)
     plain = other.networks[call.network]
@@ -201,7 +201,7 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
                 return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
 
         answers = sampled(8)
-        with cast_once(lora_layers(policy), "policy"), mock.patch.object(functional, ATTENTION, one_kernel):
+        with cast_once(lora_layers(policy), ["policy"]), mock.patch.object(functional, ATTENTION, one_kernel):
             learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob, "cuda")
         burnish = (further(sampled, "cuda"), *learned)
     network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def _product(one: Tensor, other: Tensor, scale: float) -> Tensor:
 class LoraLinear(Linear):
     """peft's layer, whose forward pass is that function."""
 
-    cast: dict[str, tuple[Tensor, Tensor]] | None = None  # A and B in the weight's precision, while they stay
+    cast: dict[str, tuple[Tensor, Tensor]]  # A and B in the weight's precision, of adapters that are not moved now
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         base: Any = self.base_layer
@@ -79,7 +80,7 @@ class LoraLinear(Linear):
         device = x.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != base.weight.dtype:
             return super().forward(x, *args, **kwargs)
-        scale, low = float(self.scaling[name]), (self.cast or {}).get(name)
+        scale, low = float(self.scaling[name]), self.cast.get(name)
         a: Any = self.lora_A[name].weight
         b: Any = self.lora_B[name].weight
         if low is None:
@@ -95,31 +96,31 @@ def joined(layers: Iterable[Any]) -> None:
         plain = type(layer) is Linear and type(layer.base_layer) is nn.Linear and not layer.fan_in_fan_out
         dropout = any(not isinstance(one, nn.Identity) for one in layer.lora_dropout.values())
         if plain and not dropout and not layer.lora_variant:
-            layer.__class__ = LoraLinear
+            layer.__class__, layer.cast = LoraLinear, {}
 
 
 @contextmanager
-def cast_once(layers: Iterable[Any], name: str) -> Iterator[None]:
-    """A context in which the weights of an adapter stay as they are: one kernel casts all that are here in full."""
+def cast_once(layers: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
+    """A context in which adapters are not moved: one kernel casts the weights of each that are here in full."""
     ours, weights, low = [], list[Tensor](), list[Tensor]()
-    for layer in layers:  # by dictionaries, as a module's attributes take longer than what is saved
-        inner: Any = layer._modules
-        if type(layer) is LoraLinear and layer.cast is None and name in inner["lora_A"]._modules:
+    for layer, name in product(layers, names):
+        inner: Any = layer._modules  # a module's attributes take longer than what is saved
+        if type(layer) is LoraLinear and name not in layer.cast and name in inner["lora_A"]._modules:
             pair = [inner[part]._modules[name]._parameters["weight"] for part in ("lora_A", "lora_B")]
             precision = inner["base_layer"].weight.dtype
             if pair[0].dtype != precision and not is_sharded(pair[0]):
-                ours.append(layer.__dict__)
                 weights += pair
                 low += [torch.empty_like(one, dtype=precision) for one in pair]
-                ours[-1]["cast"] = {name: (low[-2], low[-1])}
+                ours.append((layer.cast, name))
+                layer.cast[name] = low[-2], low[-1]
     try:
         if low:
             with torch.no_grad():
                 torch._foreach_copy_(low, weights)
         yield
     finally:
-        for values in ours:
-            values["cast"] = None
+        for cast, name in ours:
+            del cast[name]
 
 
 class _Product(torch.autograd.Function):

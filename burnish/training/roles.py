@@ -75,6 +75,7 @@ class TrainedRoles:
         self.context: Ranks = SINGLE_RANK  # that run them together, each for a part of every sequence
         self._networks: dict[str, nn.Module] = {"policy": model.network}
         self._adapters: Sequence[str] = ()
+        self._carriers: list[Any] = []  # modules with weights of adapters
         self._active = "policy"
         self._folded = False
 
@@ -145,10 +146,15 @@ class TrainedRoles:
         assert name in (*self._adapters, "reference"), f"{name} is not among what the algorithm needs"
         self._switch(name if name in self._adapters else None)
         try:
-            with cast_once(self._carriers, name):
-                yield self._networks["policy"]
+            yield self._networks["policy"]
         finally:
             self._switch("policy")
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """A context in which no weight is moved: what was gathered stays, where options say so, and what was cast."""
+        with self.shards.kept(), cast_once(self._carriers, self._adapters):
+            yield
 
     def _switch(self, adapter: str | None) -> None:
         if not self._folded and adapter != self._active:
@@ -226,7 +232,7 @@ class TrainedRoles:
                 yield
                 return
             if not merge:
-                with cast_once(self._carriers, name):
+                with cast_once(self._carriers, [name]):
                     yield
                 return
             with merged(self._networks["policy"], name):

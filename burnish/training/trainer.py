@@ -232,7 +232,7 @@ class Trainer:
         self._gated = {}
         if self.algorithm.kl_gate is not None and self.algorithm.kl_option:
             scored, self._gated = gate(self.algorithm.kl_gate, scored, self.roles.memory["kl_gate"])
-        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.shards.kept():
+        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.unmoved():
             found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
         return found
@@ -288,7 +288,7 @@ class Trainer:
         rest, coef = 1.0, 0.0
         if self.auxiliary is not None:
             rest, coef = self.algorithm.shares(update, self.auxiliary.coef)
-        with self.roles.shards.kept():
+        with self.roles.unmoved():
             share = self._backward(mini, size, rest)
             if self.auxiliary is not None:
                 share["auxiliary"], reported = self.auxiliary.backward(

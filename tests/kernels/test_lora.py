@@ -46,7 +46,7 @@ def test_in_half_precision_adapters_stay_float32_and_nothing_is_cast_twice():
     joined(lora_layers(ours))
     exact.load_state_dict({key: value.float() for key, value in ours.state_dict().items()})
     x = torch.randn(5, 12).to(torch.bfloat16)
-    with cast_once(lora_layers(ours), "policy"):
+    with cast_once(lora_layers(ours), ["policy"]):
         values = learned(ours, x)
     assert all(map(torch.equal, learned(ours, x), values))
     for own, other in zip(values, learned(exact, x.float()), strict=True):
@@ -57,7 +57,7 @@ def test_in_half_precision_adapters_stay_float32_and_nothing_is_cast_twice():
             low(x)
         with Kernels() as alone:
             before = ours(x)
-        with cast_once(lora_layers(ours), "policy"), Kernels() as cast:
+        with cast_once(lora_layers(ours), ["policy"]), Kernels() as cast:
             inside = ours(x)
     assert torch.equal(before, inside)
     assert cast.counts.total() == 3 < alone.counts.total() == theirs.counts.total() == 5
