@@ -15,7 +15,7 @@ from burnish.language.losses import implicit_rewards
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
 from burnish.rl.preference import centred_distillation, diffusion_dpo, group_preference, hold_clipped
-from burnish.rl.surrogates import gaussian_kl, squared_distance
+from burnish.rl.surrogates import squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
@@ -49,15 +49,6 @@ def by_name(name: str, part: Any, roles: Any, **options: Any) -> tuple[Tensor, d
     """Mean loss of the algorithm that a recipe names, and the means of what it reports."""
     loss = lookup("flow algorithm", name)(**options).loss(part, roles)
     return loss.total / len(part), {key: total / count for key, (total, count) in loss.metrics.items()}
-
-
-def test_distillation_by_kl():
-    c = case("losses", "loss/distill_kl")
-    mean = c.inputs["prev_sample_mean"].clone().requires_grad_()
-    loss = gaussian_kl(mean, c.inputs["teacher_prev_sample_mean"], c.inputs["std_dev_t"].flatten()).mean()
-    c.close(loss, c.expected["loss"])
-    c.close(loss, c.expected["metrics"]["actor/distill_kl_loss"])
-    c.close(torch.autograd.grad(loss, mean)[0], c.expected["grad"])
 
 
 def test_distillation_by_velocity():
