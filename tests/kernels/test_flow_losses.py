@@ -175,9 +175,11 @@ def test_a_group_of_two_is_a_pair():
     error, reference = torch.rand(4), torch.rand(4)
     advantage, group = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.tensor([7, 7, 3, 3])
     loss, values = group_preference(error, reference, advantage, group, beta=50.0)
-    pair, _ = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=50.0)
+    pair, reported = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=50.0)
     torch.testing.assert_close(50 * loss, pair.flip(0))  # groups in rising order of ids
     torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), 50 * loss)
+    for one in (values, reported):
+        assert torch.equal(one["actor/implicit_acc"], (one["rewards/margins"] > 0).float())
 
 
 def test_clipping_of_dgpo():
@@ -191,11 +193,11 @@ def test_clipping_of_dgpo():
     assert torch.equal(held, error)
     assert not held.requires_grad or (torch.autograd.grad(held.sum(), velocity)[0] == 0).all()
 
-    old, advantage = torch.ones(4), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    error = torch.tensor([0.5, 0.5, 1.5, 1.5], requires_grad=True)  # better and worse than the old policy
+    old, advantage = torch.ones(6), torch.tensor([1.0, -1.0, 0.0]).repeat(2)
+    error = torch.tensor([0.5] * 3 + [1.5] * 3, requires_grad=True)  # better and worse than the old policy
     held, which = hold_clipped(error, old, advantage, clip=0.1)
-    assert which.tolist() == [True, False, False, True]
-    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 0], "the way back is open"
+    assert which.tolist() == [True, False, False, False, True, True]
+    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 1, 0, 0], "the way back is open"
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/crd_"), ids=lambda c: c.id)
