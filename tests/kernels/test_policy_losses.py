@@ -155,6 +155,15 @@ def test_gradients_are_those_of_the_value(name):
     assert_gradient(lambda at: aggregate(LOSSES[name](at, old, advantage, mask).loss, mask, GRPO), logprob)
 
 
+def test_what_lies_on_a_bound_of_its_own_side_is_not_clipped():
+    ratio = torch.tensor([[1.6, 2.0, 2.1, 0.5, 0.4]], dtype=torch.float64)
+    given = ratio.log(), torch.zeros_like(ratio), torch.ones_like(ratio), mask_of([5], 5)
+    found = objectives.flow_clip(*given, clip=0.5, clip_high=1.0).metrics
+    parts = [found[f"actor/pg_clipfrac{part}"].tolist() for part in ("_higher", "_lower", "")]
+    assert parts == [[[0, 0, 1, 0, 0]], [[0, 0, 0, 0, 1]], [[0, 0, 1, 0, 1]]]
+    assert objectives.cispo(*given, clip=0.5, clip_high=1.0).metrics["actor/pg_clipfrac"].tolist() == parts[2]
+
+
 def test_gspo_is_the_clipped_ratio_of_the_sequence():
     """The token form has the value and the gradient of the sequence's own objective."""
     logprob, old, advantage, mask = batch()
