@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
-from burnish.diffusion.losses import awm_logprob
+from burnish.diffusion.losses import awm_logprob, matching_error, negative_aware
 from burnish.diffusion.steps import diffuse
 from burnish.language.losses import implicit_rewards
 from burnish.registry import lookup
@@ -105,6 +105,15 @@ def test_negative_aware_of_the_authors(c):
     c.close(values["actor/negative_loss"], torch.tensor(c.expected["negative_loss"]).mean())
     c.close(total, c.expected["loss"])
     c.close(torch.autograd.grad(total, velocity)[0], c.expected["grad_v_new"])
+
+
+def test_a_squared_error_is_divided_by_no_less_than_a_floor():
+    a, b = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    plain = matching_error(a, b)
+    for floor, divisor in ((10.0, 10.0), (1e-5, (a - b).abs().mean(1))):
+        torch.testing.assert_close(matching_error(a, b, adaptive=True, floor=floor), plain / divisor)
+        loss, *parts = negative_aware(a, a, b, a, torch.zeros(3), torch.ones(3), beta=0.5, floor=floor)
+        torch.testing.assert_close((loss, *parts), (2 * plain / divisor, plain / divisor, plain / divisor))
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/awm_logprob_"), ids=lambda c: c.id)

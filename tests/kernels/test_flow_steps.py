@@ -64,6 +64,11 @@ def test_rows_know_nothing_of_each_other(kind):
         torch.testing.assert_close(alone.mean, whole.mean[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.std, whole.std[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.logprob(landed[row]), whole.logprob(landed)[row], equal_nan=True)
+    halves = v.bfloat16(), x.bfloat16()
+    half, raised = (
+        transition(kind, *of, t, t_next, noise=noise, t_max=0.9) for of in (halves, [h.float() for h in halves])
+    )
+    torch.testing.assert_close(half.mean, raised.mean, rtol=0, atol=0)
 
 
 def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import kl_div, logsigmoid
 
 from burnish.language import losses
-from burnish.language.spans import Aligned, align, summed
+from burnish.language.spans import Aligned, align, spelled, summed
 from burnish.registry import lookup
 from burnish.rl.kl import KlController, kl_estimate
 from burnish.rl.preference import another_success, preference_loss
@@ -124,6 +124,9 @@ def test_the_value_loss_and_padding(clip):
     value, old, returns, mask = batch()
     assert_gradient(lambda at: losses.value_loss(at, old, returns, mask, clip=clip)[0].sum(), value)
     clean = losses.value_loss(value, old, returns, mask, clip=clip)
+    moved = old + (value - old).clamp(-(clip or torch.inf), clip or torch.inf)
+    worst = torch.maximum((value - returns).square(), (moved - returns).square())
+    torch.testing.assert_close(clean[0][mask], worst[mask] / 2)
     spoilt = spoil(value, mask, math.nan).requires_grad_()
     got = losses.value_loss(spoilt, spoil(old, mask, math.inf), spoil(returns, mask, math.nan), mask, clip=clip)
     torch.testing.assert_close(got, clean, rtol=0, atol=0)
@@ -175,6 +178,8 @@ def test_the_mean_of_covariances_is_the_covariance():
     assert not found[~mask].any()
     expected = torch.cov(torch.stack([logprob[mask], advantage[mask]]), correction=0)[0, 1]
     torch.testing.assert_close(found.sum() / mask.sum(), expected)
+    each = (logprob - logprob[mask].mean()) * (advantage - advantage[mask].mean())
+    torch.testing.assert_close(found[mask], each[mask])
 
 
 PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()
@@ -309,6 +314,13 @@ def test_the_sampled_advantage_descends_the_divergence(kind):
     never = torch.tensor([-math.inf, 0.0])
     assert [float(divergence(never, never, one)) for one in (kind, "jsd")] == [0, 0], "what both leave out"
     assert sampled_advantage(never[1] - 5, never[1], kind) == (5 if kind == "reverse" else 19), "a weight of 20 at most"
+
+
+def test_a_token_is_spelled_with_those_before_it_and_broken_characters_are_not_waited_for():
+    words, broken = [" a", " b", " c", " d", " e", " f"], [b"\xf0"] * 4 + [b"a"]
+    assert spelled(lambda ids: "".join(words[i] for i in ids)[1:], range(6)) == ("a b c d e f", [1, 3, 5, 7, 9, 11])
+    text, ends = spelled(lambda ids: b"".join(broken[i] for i in ids).decode(errors="replace"), range(5))
+    assert (text, ends) == ("\ufffd" * 4 + "a", [0, 0, 0, 4, 5])
 
 
 def test_tokens_that_both_have_are_compared_by_name_and_the_others_by_rank():
