@@ -12,7 +12,7 @@ import torch
 import burnish
 from burnish.config.checks import problems
 from burnish.registry import lookup, names, register
-from burnish.rl.advantages import Rewards
+from burnish.rl.advantages import Advantages, Rewards
 from burnish.rl.algorithm import advantages_of
 from burnish.types.rollout import Scores
 from burnish.utils.errors import ConfigError
@@ -204,3 +204,5 @@ def test_an_advantage_of_a_wrong_shape_is_named():
     scores = Scores(reward=reward, missing=none, components=reward[:, None], names=("r",), notes=[""] * 4)
     with pytest.raises(ValueError, match=r"\[3\].*\[4\]"):
         advantages_of(lookup("flow algorithm", "flow_grpo")(advantage="own_odd"), Rewards.of(scores, none.long(), 3))
+    given = Advantages.of(reward, torch.tensor([[True, False]] * 3 + [[False, False]]))  # what has no reward gets none
+    assert given.advantage.tolist() == [[0, 0], [1, 0], [2, 0], [0, 0]]

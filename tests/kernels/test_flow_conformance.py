@@ -83,9 +83,6 @@ def test_step_of_verl_omni(case):
     if "grad_model_output_of_sum_log_prob" in expected:
         (gradient,) = torch.autograd.grad(logprob.sum(), velocity)
         case.close(gradient, expected["grad_model_output_of_sum_log_prob"])
-    if "log_prob_no_normalizer" in expected:
-        error = -(given["prev_sample"] - step.mean).square().flatten(1).mean(1)
-        case.close(error if kind == "cps" else error / (2 * step.std**2), expected["log_prob_no_normalizer"])
 
 
 @every("flow", "sde_sample")
@@ -123,9 +120,6 @@ def test_step_of_the_authors(case):
     if "std_dev_t" in expected:
         std = torch.as_tensor(expected["std_dev_t"]).flatten()
         case.close(step.std / step.step.sqrt() if kind == "sde" else step.std, std)
-    if "pred_x0" in expected:
-        x0 = torch.tensor(given["sample_x"]) - given["sigma"] * velocity
-        case.close(x0, expected["pred_x0"])
 
 
 def test_log_prob_of_the_dance_step_keeps_its_normaliser():
@@ -201,18 +195,6 @@ def test_first_order_dpm_solver_is_eulers_method():
         c.close(finished(denoise(velocity, x, plan, lambda step: x)).latents, c.expected[name])
 
 
-def test_deterministic_ddim_is_eulers_method():
-    c = case("flow", "ode/diffusion_nft_ddim_eta0_i4")
-    given = {name: torch.tensor(value) for name, value in c.inputs.items()}
-    for kind in ("ode", "ddim"):
-        step = transition(
-            kind, given["model_output_v"], given["sample_x"], given["sigma"], given["sigma_next"],
-            noise=given["eta"], t_max=0.96,
-        )  # fmt: skip
-        c.close(step.mean, c.expected["next"])
-        assert (step.std == 0).all()
-
-
 def test_logit_normal_times():
     c = case("flow", "timesteps/awm_logit_normal_shift3")
     torch.manual_seed(c.inputs["seed"])
@@ -235,14 +217,3 @@ def test_noisy_pairs():
     c.close(times, c.expected["sigmas"])
     c.close(1000 * times, c.inputs["timesteps"])
     c.close(diffuse(c.inputs["latents"], c.inputs["noise"], times), c.expected["noisy"])
-
-
-def test_noise_and_time_of_a_pair():
-    c = case("flow", "dpo/sampled_pairs_share")
-    count, *shape = c.inputs["latents_shape"]
-    torch.manual_seed(c.inputs["torch_seed"])
-    noise = torch.randn(count // 2, *shape)
-    density = logit_normal(torch.randn(count // 2))
-    times = 1000 * TRAINING_TIMES[(1000 * density).long()]
-    c.close(times.repeat_interleave(2), c.expected["timesteps"])
-    c.close(noise.repeat_interleave(2, 0), c.expected["noise"])
