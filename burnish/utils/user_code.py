@@ -32,7 +32,7 @@ from burnish.utils.reading import checked_path
 FILE = "burnish_file:"  # begins the names of modules that were made of files
 OURS = Path(__file__).parents[1]
 OBJECT = "object"  # in the place of a module: what ``burnish.load`` was given, by the name that it was given for
-_CODE = re.compile(r"(.+\.py|[A-Za-z_]\w*(\.\w+)*):[A-Za-z_]\w*")
+_CODE = re.compile(r"(.+\.py|[^\W\d]\w*(\.\w+)*):[^\W\d]\w*", re.DOTALL)
 GIVEN: dict[str, Any] = {}  # of this process
 
 
@@ -88,9 +88,7 @@ def load_object(path: str, what: str) -> Any:
     Raises:
         UserError: the path leads nowhere, or its module fails to import.
     """
-    where, colon, name = path.rpartition(":")
-    if not colon or not where or not name:
-        raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
+    where, _, name = path.rpartition(":")
     if where == OBJECT:
         if name not in GIVEN:
             raise UserError(
@@ -98,6 +96,8 @@ def load_object(path: str, what: str) -> Any:
                 f"it to burnish.load again, or write it into a module and give package.module:function"
             )
         return GIVEN[name]
+    if not names_code(path):
+        raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
