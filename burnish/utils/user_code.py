@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
@@ -116,7 +117,7 @@ def reason(error: BaseException) -> str:
     """What was raised, and where in the user's code."""
     if isinstance(error, UserError):
         return f"{error}{place_of(error)}"
-    return f"{type(error).__name__}: {error}{place_of(error)}"
+    return f"{type(error).__name__}: {redacted(str(error))}{place_of(error)}"
 
 
 def place_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from burnish.rewards.calls import failed
 from tests.support.failing_rewards import until
 from tests.support.processes import alive, gone
 from tests.support.reward_service import post, served
@@ -59,6 +60,13 @@ def test_one_that_kills_its_processes_loses_the_samples_that_did_it_and_no_sampl
     assert rewards_of(rows) == [None if "bad" in text else len(text) for text in texts]
     assert "died (signal " in rows[4]["note"]
     assert {row["components"]["light"] for row in rows} == {1.0}
+
+
+def test_an_error_that_quotes_a_token_is_recorded_without_it(monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "hush-hush")
+    score = failed(ValueError("401 of https://me:hush@h/v1?n=2&X-Amz-Signature=hush for Bearer hush-hush"))
+    assert "n=2" in score.note
+    assert "hush" not in score.note + score.fault
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -84,6 +84,7 @@ ADDRESSES = [*(f"http://h/v1{query}" for query in QUERIES), "http://me:hush@h", 
 DOORS = {
     "trackers.mlflow": ["quickstart", "trackers.mlflow.arguments={{tracking_uri: '{}'}}"],
     "algorithm.teachers": ["vlm_quickstart", "algorithm={{name: distill, over: sampled, teachers: [{{url: '{}'}}]}}"],
+    "environment.servers": ["vlm_quickstart", "environment={{name: tools, servers: {{mine: '{}'}}}}"],
     "rewards.judge.url": ["vlm_quickstart", "rewards.judge={{name: remote, url: '{}'}}"],
 }
 
