@@ -67,7 +67,7 @@ def library_complaint(address: str) -> str:
 VARIABLE = re.compile(r"KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.IGNORECASE)  # in names of variables
 SHORTEST = 6  # characters of a secret; anything shorter is in every message by chance
 IN_ADDRESS = re.compile(r"://[^/\s@]+@")
-IN_QUERY = re.compile(r"(?<=[?&;])([^=&;\s]+)=[^&;\s]+")
+IN_QUERY = re.compile(r"(?<=[?&;#])([^=&;\s]+)=[^&;\s]+")
 HIDDEN = "***"
 
 
