@@ -21,7 +21,7 @@ import pydantic
 from burnish.config.errors import messages, wrong_choice
 from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
 from burnish.config.names import Context
-from burnish.config.plugins import chosen_by_path, open_plugins, with_whole_paths
+from burnish.config.plugins import chosen_by_path, open_plugins, uses, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import at, merge, nest, parse, read_overrides, show
@@ -103,6 +103,15 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     trees = [nest(given), *(layer for _, layer in layers)]
     tree = labelled(reduce(merge, reversed(trees)))
     return Context(layers, given, tree, task_named(chosen_task(trees)).config)
+
+
+def used_by(recipe: str) -> list[tuple[str, str]]:
+    """Code, programs and servers that a recipe, or one that it extends, names; nothing of it is imported.
+
+    Raises:
+        ConfigError: there is no such recipe, or it can't be read.
+    """
+    return [use for one in _extended(find_recipe(recipe)) for use in uses(one.content)]
 
 
 def recipe_names() -> list[str]:

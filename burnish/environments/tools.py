@@ -21,8 +21,9 @@ from pydantic import Field
 
 from burnish.environments.base import Environment, Episode, Observation, is_video, shown
 from burnish.environments.call_formats import Call, calls_in
-from burnish.options import Count, Seconds
+from burnish.options import Count, Rules, Seconds
 from burnish.registry import Choice, register
+from burnish.utils.addresses import redacted, secret_in
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
 from burnish.utils.media import open_image
@@ -86,6 +87,15 @@ class Tools(Environment):
 
     def user_code(self) -> list[str]:
         return [*self.functions.values(), *([self.calls.name] if ":" in self.calls.name else [])]
+
+    def contradictions(self, run: Any) -> Rules:
+        return [
+            (
+                "://" in where and secret_in(where),
+                f"servers.{name} is an address with a secret, which would be saved; give a command that connects to it",
+            )
+            for name, where in self.servers.items()
+        ]
 
     def check(self) -> None:
         if not self.functions and not self.servers:
@@ -195,7 +205,7 @@ def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, str]
                 return [str(returned)]
             return [shown(part) if _is_image(part) else str(part) for part in parts]
         except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
-            return [f"error: {type(error).__name__}: {error}"]
+            return [f"error: {type(error).__name__}: {redacted(str(error))}"]
 
     return answer
 

@@ -117,10 +117,6 @@ class LanguageConfig(RunConfig):
         environment = {} if self.environment is None else {"environment": self.environment.user_code()}
         return super().user_code() | environment
 
-    def services(self) -> dict[str, list[str]]:
-        vllm = self.rollout.vllm
-        return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
-
     def batch_sizes(self) -> dict[str, Sizes]:
         return {
             "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),

@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING, Any
 
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def without_collecting() -> Iterator[None]:
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(redacted(super().format(record)))
 
 
 def prepare() -> None:
