@@ -357,7 +357,7 @@ def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[st
 def quietly(*libraries: str) -> Iterator[None]:
     """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
     loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
-    verbosities = [logger.get_verbosity() for logger in loggers]
+    before = [(logger.get_verbosity(), logger.is_progress_bar_enabled()) for logger in loggers]
     for logger in loggers:
         logger.disable_progress_bar()
         logger.set_verbosity_error()
@@ -366,9 +366,10 @@ def quietly(*libraries: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, verbosity in zip(loggers, verbosities, strict=True):
-            logger.enable_progress_bar()
+        for logger, (verbosity, bars) in zip(loggers, before, strict=True):
             logger.set_verbosity(verbosity)
+            if bars:
+                logger.enable_progress_bar()
 
 
 def _pattern(name: str) -> str:
