@@ -291,8 +291,12 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
+    optimizer, reward = run.config.get("optimizer", {}), run.change(REWARD)
+    if optimizer and reward is not None and reward.sign < 0:
+        slower = f"{train} optimizer.lr={optimizer['lr'] / 2:g} output_dir={path}_slower"
+        return [*steps, ("again, at half the rate", slower)]
     longer = f"{train} steps={2 * run.planned}"
-    if run.config.get("optimizer", {}).get("schedule", "constant") != "constant":
+    if optimizer.get("schedule", "constant") != "constant":
         longer += f" optimizer.schedule_updates={2 * run.planned}"  # the learning rate has reached zero
     return [*steps, ("train for longer", longer)]
 
