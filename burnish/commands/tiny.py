@@ -82,13 +82,9 @@ def tiny(
         list_all (--list): list every name
     """
     if list_all:
-        rows: list[tuple[str, ...]] = [
-            (model.name, model.kind, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
-            for model in ALL
-        ]
-        rows += [(model.name, str(model.kind), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
-        rows += [(scorer.name, "reward", "scores", "sample, prompt") for scorer in SCORERS]
-        terminal.table(("name", "class", "makes", "takes"), rows)
+        rows = [(model.name, getattr(model, "makes", "text"), str(model.kind)) for model in (*ALL, *LANGUAGE)]
+        rows += [(scorer.name, "scores", "reward") for scorer in SCORERS]
+        terminal.table(("name", "makes", "class"), rows)
         return 0
     if name is None or directory is None:
         raise UserError(

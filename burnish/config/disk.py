@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config.hub import missing_model, missing_scorers
@@ -131,7 +132,8 @@ def _resume(config: RunConfig) -> Iterator[str]:
             "set resume to auto to continue that run"
         )
     elif resume not in ("auto", "never") and not is_address(resume) and not checked_path(resume, "resume").exists():
-        yield f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder"
+        kept = ", ".join(sorted(one.name for one in Path(resume).parent.glob("0*")))
+        yield f"resume is {resume}, which is no checkpoint; give one of {kept or 'another run'}, or auto or never"
 
 
 def machine_complaints(config: RunConfig) -> Iterator[str]:

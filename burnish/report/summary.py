@@ -286,8 +286,6 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
         *([] if run.judges else sampling),
         ("export the trained model", f"burnish export {path} --output my_model"),
     ]
-    if folder.tensorboard.exists():
-        steps.append(("show all metrics", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"))
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
