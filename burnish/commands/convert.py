@@ -92,8 +92,10 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         except ConfigError as error:
             raise ConfigError(["the recipe can't be trained yet:", *error.complaints]) from None
     if target is not None:
-        terminal.say(f"{target} is written; its first lines list what was not carried over")
-        terminal.say(f"next: {shlex.join(['burnish', 'plan', str(target), *conversion.words, 'memory=80GB'])}")
+        terminal.say(
+            f"{target} is written; its first lines list what was not carried over. Next:\n"
+            f"burnish plan {shlex.join([str(target), *conversion.words])} memory=80GB"
+        )
     return 0
 
 

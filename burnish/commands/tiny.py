@@ -82,9 +82,14 @@ def tiny(
         list_all (--list): list every name
     """
     if list_all:
-        rows = [(model.name, getattr(model, "makes", "text"), str(model.kind)) for model in (*ALL, *LANGUAGE)]
-        rows += [(scorer.name, "scores", "reward") for scorer in SCORERS]
-        terminal.table(("name", "makes", "class"), rows)
+        terminal.table(
+            ("name", "makes", "class"),
+            [
+                *((model.name, model.makes, model.kind) for model in ALL),
+                *((model.name, "text", model.kind) for model in LANGUAGE),
+                *((scorer.name, "scores", scorer.kind) for scorer in SCORERS),
+            ],
+        )
         return 0
     if name is None or directory is None:
         raise UserError(
@@ -123,11 +128,10 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         ]
     sizes = {name: getattr(model, name, None) for name in ("height", "width", "num_frames")}
     options = [f"rollout.{name}={value}" for name, value in sizes.items() if value is not None]
-    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
         f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
-        *takes,
+        *([f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config.hub import missing_model, missing_scorers
@@ -132,8 +131,10 @@ def _resume(config: RunConfig) -> Iterator[str]:
             "set resume to auto to continue that run"
         )
     elif resume not in ("auto", "never") and not is_address(resume) and not checked_path(resume, "resume").exists():
-        kept = ", ".join(sorted(one.name for one in Path(resume).parent.glob("0*")))
-        yield f"resume is {resume}, which is no checkpoint; give one of {kept or 'another run'}, or auto or never"
+        yield (
+            f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder: "
+            + (", ".join(sorted(map(str, checked_path(resume, "resume").parent.glob("0*")))) or "none is beside it")
+        )
 
 
 def machine_complaints(config: RunConfig) -> Iterator[str]:

@@ -103,10 +103,11 @@ class Address:
         routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
         listening = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"  # as OPENAI_BASE_URL
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
+        self.server = uvicorn.Server(
+            uvicorn.Config(
+                Starlette(routes=routes), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
+            )
         )
-        self.server = uvicorn.Server(config)
         threading.Thread(target=self.server.run, args=([listening],), daemon=True).start()
 
     def close(self) -> None:
@@ -133,11 +134,10 @@ class Address:
             await asyncio.wait([answer], timeout=POLL)
         message = answer.result()
         about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": MODEL}
-        reason = "tool_calls" if message.get("tool_calls") else "stop"
-        choice = {"index": 0, "finish_reason": reason, "logprobs": None}
+        choice = {"index": 0, "finish_reason": "tool_calls" if "tool_calls" in message else "stop", "logprobs": None}
         if asked.stream:
-            chunk = about | {"object": "chat.completion.chunk", "choices": [choice | {"delta": message}]}
-            return Response(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+            about |= {"object": "chat.completion.chunk", "choices": [choice | {"delta": message}]}
+            return Response(f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
         return _reply(about | {"object": "chat.completion", "choices": [choice | {"message": message}]})
 
 
@@ -220,15 +220,12 @@ class _Program:
         if not tools or self.agent.calls is None:
             return message
         schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
-        called = [
-            {"name": call.name, "arguments": json.dumps(call.arguments)}
-            for call in calls_in(response, self.agent.calls, schemas)
-            if not call.problem
-        ]
+        readable = (call for call in calls_in(response, self.agent.calls, schemas) if not call.problem)
         calls = [
-            {"index": n, "id": f"call_{n}", "type": "function", "function": function}
-            for n, function in enumerate(called)
-        ]
+            {"index": n, "id": f"call_{n}", "type": "function",
+             "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for n, call in enumerate(readable)
+        ]  # fmt: skip
         return message | {"content": None, "tool_calls": calls} if calls else message
 
     def _next(self) -> Observation:

@@ -73,10 +73,9 @@ class Advantages:
         Raises:
             ValueError: it has another shape.
         """
-        shape = getattr(advantage, "shape", type(advantage).__name__)
-        if shape not in (mask.shape, mask.shape[:1]):
+        if getattr(advantage, "shape", None) not in (mask.shape, mask.shape[:1]):
             raise ValueError(
-                f"an advantage has shape {shape}; it must be a tensor of {list(mask.shape[:1])}, a number per sample, "
+                f"an advantage is {advantage!r:.200}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
                 f"or {list(mask.shape)}, a number per action"
             )
         each = masked(advantage[:, None].expand(mask.shape) if advantage.dim() == 1 else advantage, mask)

@@ -368,8 +368,7 @@ def quietly(*libraries: str) -> Iterator[None]:
     finally:
         for logger, (verbosity, bars) in zip(loggers, before, strict=True):
             logger.set_verbosity(verbosity)
-            if bars:
-                logger.enable_progress_bar()
+            (logger.enable_progress_bar if bars else logger.disable_progress_bar)()
 
 
 def _pattern(name: str) -> str:
