@@ -57,7 +57,7 @@ class Member:
         folder = RunFolder(self.folder)
         if not folder.config.exists():
             return False
-        folder.refuse_other_configuration(self.config)
+        folder.refuse_other_configuration(folder.with_its_batches(self.config))
         run = Summary.read(folder)
         return run.after is not None and run.after[STEP] == self.config.steps
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tiny_training import check_steps, command_line, repeatable
 from tiny_vlm_data import QUESTIONS, Question, ask, scans, split, write_data, write_lines, write_turned
-from tiny_vlm_model import END, MERGE, Model, build_image_processor, build_model, build_tokenizer, load, save
+from tiny_vlm_model import END, MERGE, VOCABULARY, build_image_processor, build_model, build_tokenizer, load, save
 from torch import Tensor, nn
 
 from burnish.utils.random import generator, key
@@ -91,9 +91,9 @@ def draw(images: Sequence[int], *, seed: int, step: int) -> tuple[list[Question]
     return asked, [question.reply(draws) for question in asked]
 
 
-def warm_up(*, steps: int, seed: int, console: Console) -> tuple[Model, Any]:
+def warm_up(*, steps: int, seed: int, vocabulary: int, console: Console) -> tuple[Any, Any]:
     """Train all weights on right answers in several styles, to the end of a schedule made for this many steps."""
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(vocabulary)
     model, tools = build_model(seed, tokenizer).train(), Tools.of(tokenizer, build_image_processor())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -180,6 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = command_line(__doc__ or "", "build/vlm_quickstart", receives="images/ and the data files")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, 0 trains nothing ({STEPS})")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help=f"tokens of its tokenizer ({VOCABULARY})")
     parser.add_argument(
         "--evaluate", action="store_true",
         help="answer the held-out questions; with --steps 0 by the model that is there already",
@@ -190,7 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
     repeatable()
     if options.steps > 0:
         options.output.mkdir(parents=True, exist_ok=True)
-        save(*warm_up(steps=options.steps, seed=options.seed, console=console), options.output / "model")
+        made = warm_up(steps=options.steps, seed=options.seed, vocabulary=options.vocabulary, console=console)
+        save(*made, options.output / "model")
         write_data(options.output, options.seed)
         write_turned(options.output, options.seed)
         write_preferences(options.output, seed=options.seed)

@@ -37,8 +37,8 @@ Both images show a digit. Add them together, take the smaller from the larger, o
 """
 
 
-def build_tokenizer() -> Any:
-    """Byte-level BPE that can spell anything, and knows the words of the tasks."""
+def build_tokenizer(size: int = VOCABULARY) -> Any:
+    """Byte-level BPE that can spell anything, and knows the words of the tasks; with fewer tokens it splits more."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,7 +48,7 @@ def build_tokenizer() -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIAL) - len(TAGS), min_frequency=1, show_progress=False,
+        vocab_size=size - len(SPECIAL) - len(TAGS), min_frequency=1, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     tokenizer.train_from_iterator([*QUESTIONS.values(), *FREE, "user assistant system", ENGLISH], trainer)
@@ -61,7 +61,7 @@ def build_tokenizer() -> Any:
     made.add_special_tokens({"additional_special_tokens": [token for token in SPECIAL if token not in (END, PAD)]})
     made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     made.chat_template = CHAT
-    assert len(made) == VOCABULARY, f"the vocabulary has {len(made)} tokens, not {VOCABULARY}"
+    assert len(made) == size, f"the vocabulary has {len(made)} tokens, not {size}"
     return made
 
 
@@ -78,7 +78,7 @@ def build_model(seed: int, tokenizer: Any) -> Model:
     special = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(list(SPECIAL)), strict=True))
     torch.manual_seed(seed)  # modules initialise themselves from the global generator
     text = {
-        "vocab_size": VOCABULARY, "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3,
+        "vocab_size": len(tokenizer), "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3,
         "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 2048,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]},
         "bos_token_id": None, "eos_token_id": special[END], "pad_token_id": special[PAD],

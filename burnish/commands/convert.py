@@ -91,6 +91,11 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
             load(str(place), conversion.words)
         except ConfigError as error:
             raise ConfigError(["the recipe can't be trained yet:", *error.complaints]) from None
+    if target is not None:
+        terminal.say(
+            f"{target} is written; its first lines list what was not carried over. Next:\n"
+            f"burnish plan {shlex.join([str(target), *conversion.words])} memory=80GB"
+        )
     return 0
 
 

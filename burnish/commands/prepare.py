@@ -166,7 +166,10 @@ def fetched(config: RunConfig) -> RunConfig:
     except Exception as error:  # whatever a file system raises
         raise UserError(f"resume is {config.resume}, which can't be read: {one_line(error)}") from error
     if checkpoint is None:
-        raise UserError(f"resume is {config.resume}, which has no complete checkpoint")
+        raise UserError(
+            f"resume is {config.resume}, which has no complete checkpoint; give checkpoint.copy_to the same address to "
+            "begin a run there"
+        )
     return replace(config, resume="auto" if wanted is None else str(checkpoint))
 
 

@@ -49,6 +49,7 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
     lines = explained(resolved)
     if missing := set(sections) - {line.path for line in lines}:
         raise UserError(f"{min(missing)} is not a section of this run; burnish config RECIPE shows all")
+    title = [] if sections or changed else [("", words) for words in heading(" ".join([recipe, *options]))]
     if sections or changed:
         asked = [
             line.path for line in lines
@@ -56,9 +57,6 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
             and (not changed or line.words.startswith("[default "))
         ]  # fmt: skip
         lines = [line for line in lines if any(f"{path}.".startswith(f"{line.path}.") for path in asked)]
-        title = []
-    else:
-        title = [("", words) for words in heading(" ".join([recipe, *options]))]
     pairs = [*title, *(pair for line in lines for pair in line.lines())]
     terminal.say(*(part for text, words in pairs for part in _wrapped(text, words)), end="")
     # what follows is no part of a recipe; missing files are no error, since it is read before its model is fetched
@@ -116,8 +114,8 @@ def recipes(word: str = "") -> int:
 
 def _description(path: Path) -> str:
     """The first comment of a recipe."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next((line.removeprefix("#").strip() for line in lines if line.startswith("#")), "")
+    text = path.read_text(encoding="utf-8")
+    return next((line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")), "")
 
 
 def _lacking(path: Path) -> str:
@@ -174,9 +172,8 @@ def compare(first: str, others: Sequence[str]) -> int:
     names = list(dict.fromkeys([first, *others]))
     if len(names) < 2:
         raise UserError("compare needs two different runs; give the folders of some")
-    folders = []
-    for name in names:
-        folders.append(folder := RunFolder.of_run(name))
+    folders = list(map(RunFolder.of_run, names))
+    for folder in folders:
         if error := configuration(folder.config).get("error"):
             raise UserError(error)
     summaries = [Summary.read(folder) for folder in folders]

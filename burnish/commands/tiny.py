@@ -82,13 +82,14 @@ def tiny(
         list_all (--list): list every name
     """
     if list_all:
-        rows: list[tuple[str, ...]] = [
-            (model.name, model.kind, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
-            for model in ALL
-        ]
-        rows += [(model.name, str(model.kind), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
-        rows += [(scorer.name, "reward", "scores", "sample, prompt") for scorer in SCORERS]
-        terminal.table(("name", "class", "makes", "takes"), rows)
+        terminal.table(
+            ("name", "makes", "class"),
+            [
+                *((model.name, model.makes, model.kind) for model in ALL),
+                *((model.name, "text", model.kind) for model in LANGUAGE),
+                *((scorer.name, "scores", scorer.kind) for scorer in SCORERS),
+            ],
+        )
         return 0
     if name is None or directory is None:
         raise UserError(
@@ -127,11 +128,10 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         ]
     sizes = {name: getattr(model, name, None) for name in ("height", "width", "num_frames")}
     options = [f"rollout.{name}={value}" for name, value in sizes.items() if value is not None]
-    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []
     return [
         f"{folder} is a {model.kind} of random weights.",
         f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
-        *takes,
+        *([f"Its prompts bring {', '.join(model.inputs)}."] if isinstance(model, Tiny) and model.inputs else []),
     ]
 
 

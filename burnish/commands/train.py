@@ -429,6 +429,8 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str) -> None:
 
 def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     last = folder.validation(run.after[STEP]) if run.after else folder.path / "validation"
-    places = [("report", folder.report), (run.words.samples, last / "grid.png"), ("metrics", folder.metrics)]
-    places += [("curves", folder.tensorboard), ("checkpoints", folder.checkpoints), ("profiles", folder.profiles)]
+    places = [
+        ("report", folder.report), (run.words.samples, last / "grid.png"), ("metrics", folder.metrics),
+        ("curves", folder.tensorboard), ("checkpoints", folder.checkpoints), ("profiles", folder.profiles),
+    ]  # fmt: skip
     return [(name, str(path)) for name, path in places if path.exists()]

@@ -131,7 +131,10 @@ def _resume(config: RunConfig) -> Iterator[str]:
             "set resume to auto to continue that run"
         )
     elif resume not in ("auto", "never") and not is_address(resume) and not checked_path(resume, "resume").exists():
-        yield f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder"
+        yield (
+            f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder: "
+            + (", ".join(sorted(map(str, checked_path(resume, "resume").parent.glob("0*")))) or "none is beside it")
+        )
 
 
 def machine_complaints(config: RunConfig) -> Iterator[str]:

@@ -87,6 +87,7 @@ class Request:
     """A chat completion that a program waits for."""
 
     prompt: Prompt
+    stream: bool  # the response is one event of a stream
     answer: Future[dict[str, Any]]
 
 
@@ -102,10 +103,11 @@ class Address:
         routes = [Route("/v1/models", _models), Route("/v1/chat/completions", self._complete, methods=["POST"])]
         listening = bound("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"  # as OPENAI_BASE_URL
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
+        self.server = uvicorn.Server(
+            uvicorn.Config(
+                Starlette(routes=routes), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
+            )
         )
-        self.server = uvicorn.Server(config)
         threading.Thread(target=self.server.run, args=([listening],), daemon=True).start()
 
     def close(self) -> None:
@@ -114,6 +116,8 @@ class Address:
 
     async def _complete(self, request: HttpRequest) -> Response:
         """A chat completion, once the policy has written it."""
+        from starlette.responses import Response
+
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         waiting = self.asked.get(key)
         if waiting is None:
@@ -129,10 +133,12 @@ class Address:
                 return _refused(410, OVER)
             await asyncio.wait([answer], timeout=POLL)
         message = answer.result()
-        reason = "tool_calls" if message.get("tool_calls") else "stop"
-        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
-        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        return _reply(about | {"model": MODEL, "choices": [choice]})
+        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "created": int(time.time()), "model": MODEL}
+        choice = {"index": 0, "finish_reason": "tool_calls" if "tool_calls" in message else "stop", "logprobs": None}
+        if asked.stream:
+            about |= {"object": "chat.completion.chunk", "choices": [choice | {"delta": message}]}
+            return Response(f"data: {json.dumps(about)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+        return _reply(about | {"object": "chat.completion", "choices": [choice | {"message": message}]})
 
 
 async def _models(_: HttpRequest) -> Response:
@@ -155,8 +161,8 @@ def _read(request: Any) -> Request:
     Raises:
         ValueError: it can't be read, or asks for what is not done here.
     """
-    if request.get("stream") or request.get("n", 1) != 1:
-        raise ValueError("has stream or n; ask for one whole response")
+    if request.get("n", 1) != 1:
+        raise ValueError(f"has n={request['n']}; ask for one response")
     messages = request.get("messages")
     if not isinstance(messages, list):
         raise ValueError("has no list of messages")
@@ -170,7 +176,7 @@ def _read(request: Any) -> Request:
         audios=tuple(media["audio"]),
         tools=read_tools(request.get("tools")),
     )
-    return Request(prompt, Future())
+    return Request(prompt, bool(request.get("stream")), Future())
 
 
 class _Program:
@@ -214,12 +220,12 @@ class _Program:
         if not tools or self.agent.calls is None:
             return message
         schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
-        called = [
-            {"name": call.name, "arguments": json.dumps(call.arguments)}
-            for call in calls_in(response, self.agent.calls, schemas)
-            if not call.problem
-        ]
-        calls = [{"id": f"call_{n}", "type": "function", "function": function} for n, function in enumerate(called)]
+        readable = (call for call in calls_in(response, self.agent.calls, schemas) if not call.problem)
+        calls = [
+            {"index": n, "id": f"call_{n}", "type": "function",
+             "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for n, call in enumerate(readable)
+        ]  # fmt: skip
         return message | {"content": None, "tool_calls": calls} if calls else message
 
     def _next(self) -> Observation:

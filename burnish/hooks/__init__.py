@@ -293,5 +293,5 @@ class Expiry(Hook):
             return False
         late = self.clock() + seconds + self.saving() + self.margin > self.expected.at
         if late:
-            self.stop.request(f"the machine's expiry at {self.expected}")
+            self.stop.request(f"the walltime of {self.expected}")
         return late

@@ -210,8 +210,9 @@ class Summary:
         if self.judges:
             return f"{begin} as a reward model for {done} of {prompts} records: {count} responses in {time}."
         pace = f"{count} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
-        rewards = " + ".join(self._weighted())
-        return f"{begin} on {rewards} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
+        taught = config["algorithm"].get("teachers") and not config["algorithm"].get("reward_coef")
+        aim = "what teachers say" if taught else " + ".join(self._weighted())
+        return f"{begin} on {aim} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
 
     def warnings(self) -> list[str]:
         """Problems during the run."""
@@ -275,26 +276,29 @@ def algorithm_title(name: str) -> str:
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
     """What to do next, with the commands."""
     path = shlex.quote(str(folder.path))
+    if not run.updates:
+        return [("train it", _train(folder, run))]  # nothing has been learned that could be sampled or exported
     sampling = [
         (f"sample other {run.words.samples}", f"burnish sample {path} {run.words.sample_arguments}"),
         (f"evaluate with more {run.words.samples}", f"burnish eval {path} validation.n=16"),
     ]
-    if not run.updates:
-        return [("train it", _train(folder, run))]  # nothing has been learned that could be sampled or exported
     steps = [
         ("see all runs in a browser", f"burnish board {shlex.quote(str(folder.path.parent))}"),
         *([] if run.judges else sampling),
         ("export the trained model", f"burnish export {path} --output my_model"),
     ]
-    if folder.tensorboard.exists():
-        steps.append(("show all metrics", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"))
     train = _train(folder, run)
     if run.updates < run.planned:
         return [("finish the run", train), *steps]
-    longer = f"{train} steps={2 * run.planned}"
-    if run.config.get("optimizer", {}).get("schedule", "constant") != "constant":
-        longer += f" optimizer.schedule_updates={2 * run.planned}"  # the learning rate has reached zero
-    return [*steps, ("train for longer", longer)]
+    optimizer, reward = run.config.get("optimizer", {}), run.change(REWARD)
+    if optimizer and reward is not None and reward.sign < 0:
+        return [
+            *steps,
+            ("again, at half the rate", f"{train} optimizer.lr={optimizer['lr'] / 2:g} output_dir={path}_slower"),
+        ]
+    ended = optimizer.get("schedule", "constant") != "constant"  # the learning rate has reached zero
+    further = f" optimizer.schedule_updates={2 * run.planned}" * ended
+    return [*steps, ("train for longer", f"{train} steps={2 * run.planned}{further}")]
 
 
 def _train(folder: RunFolder, run: Summary) -> str:

@@ -73,10 +73,10 @@ class Advantages:
         Raises:
             ValueError: it has another shape.
         """
-        if advantage.shape not in (mask.shape, mask.shape[:1]):
+        if getattr(advantage, "shape", None) not in (mask.shape, mask.shape[:1]):
             raise ValueError(
-                f"an advantage has shape {list(advantage.shape)}; it must be {list(mask.shape[:1])}, a number per "
-                f"sample, or {list(mask.shape)}, a number per action"
+                f"an advantage is {advantage!r:.200}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
+                f"or {list(mask.shape)}, a number per action"
             )
         each = masked(advantage[:, None].expand(mask.shape) if advantage.dim() == 1 else advantage, mask)
         return cls(each, each)

@@ -503,6 +503,8 @@ def advantages_of(algorithm: AdvantageAlgorithm, rewards: Rewards) -> Advantages
 
 def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of each action times its weight, and the metrics of a surrogate with those of its ratio."""
+    if not hasattr(found, "metrics"):
+        raise TypeError(f"a surrogate returns a {type(found).__name__}; it must be a burnish.rl.surrogates.Surrogate")
     values = dict(found.metrics)
     if found.ratio is not None:
         values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}

@@ -359,7 +359,7 @@ def quietly(*libraries: str) -> Iterator[None]:
     # seconds for which it asks whether code that a folder brings is to run, where none else has said no
     import_module("transformers.dynamic_module_utils").TIME_OUT_REMOTE_CODE = 0
     loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
-    verbosities = [logger.get_verbosity() for logger in loggers]
+    before = [(logger.get_verbosity(), logger.is_progress_bar_enabled()) for logger in loggers]
     for logger in loggers:
         logger.disable_progress_bar()
         logger.set_verbosity_error()
@@ -368,9 +368,9 @@ def quietly(*libraries: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, verbosity in zip(loggers, verbosities, strict=True):
-            logger.enable_progress_bar()
+        for logger, (verbosity, bars) in zip(loggers, before, strict=True):
             logger.set_verbosity(verbosity)
+            (logger.enable_progress_bar if bars else logger.disable_progress_bar)()
 
 
 def _pattern(name: str) -> str:

@@ -200,16 +200,16 @@ def ask(messages, key=os.environ["OPENAI_API_KEY"], **more):
     headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
     address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as reply:
-        return json.load(reply)["choices"][0]["message"]
+        choice = json.loads(reply.read().removeprefix(b"data: ").split(b"\\n")[0])["choices"][0]
+    return choice["delta" if more.get("stream") else "message"]
 
 chat = [{"role": "system", "content": "Be brief."}, *record["messages"]]
 chat += [ask(chat), {"role": "user", "content": "Go on."}]
-if "image" not in str(record["messages"]):
-    sys.exit("no second turn")
-second = ask(chat)["content"]
+"image" in str(record["messages"]) or sys.exit("no second turn")
+second = ask(chat, stream=True)["content"]
 tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 other = ask([{"role": "user", "content": [*record["messages"][0]["content"] * 2]}], tools=tools)
-for wrong in ({"stream": True}, {"n": 2}, {"key": "another"}, {"messages": "none"}):
+for wrong in ({"n": 2}, {"key": "another"}, {"messages": "none"}):
     try:
         ask(**{"messages": chat} | wrong)
         sys.exit(f"{wrong} was answered")

@@ -102,10 +102,10 @@ board.views.runs = async function (place, state) {
   };
   const toolbar = () => {
     const names = differing(found.runs, options);
-    fill(tools, search, names.length && filterChoice(found.runs, names, options, (word) => {
+    fill(tools, search, names.length > 0 && filterChoice(found.runs, names, options, (word) => {
       state.find = search.value = `${search.value} ${word}`.trim();
       draw();
-    }), names.length && choice("group by", [["", "nothing"], ...names.map((name) => [name, name])], state.group || "", (name) => { state.group = name; draw(); }),
+    }), names.length > 0 && choice("group by", [["", "nothing"], ...names.map((name) => [name, name])], state.group || "", (name) => { state.group = name; draw(); }),
     chips("view", [["", "list"], ["sweep", "sweep"]], state.view || "", (view) => { state.view = view; draw(); }),
     download("runs", () => (state.view === "sweep" ? sweepCsv(rows(), options) : runsCsv(rows(), names, options))), button, said);
   };
