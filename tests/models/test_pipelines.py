@@ -21,7 +21,9 @@ THOROUGH = pytest.mark.thorough
 TEXTS = ("a red fox", "two apples on the table")
 
 
-@pytest.mark.parametrize(("name", "guidance"), [("sd3", 3.0), ("flux-dev", 1.0), ("sdxl", 3.0), ("ernie-image", 2.0)])
+@pytest.mark.parametrize(
+    ("name", "guidance"), [("sd3", 3.0), ("flux-dev", 1.0), ("sdxl", 3.0), ("ernie-image", 2.0), ("sd1.5-pag", 3.0)]
+)
 def test_diffusers_alone_draws_the_same(name, guidance):
     ours, texts = Generator(name, guidance=guidance, steps=5), (*TEXTS, "red dog", "red cat", "red cow")
     asked = ours.asked(*texts)
