@@ -148,12 +148,13 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeli
     if named in PROCESSORS:
         return PROCESSORS[named](**config)
     if named in ENCODERS:
-        own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", "processor")
+        own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", f"{name}_processor", "processor")
         tokenizer = next((made[part] for part in own if part != name and made.get(part)), None)
         kind = getattr(transformers, named, None) or vars(sys.modules[pipeline.__module__])[named]
         return _encoder(kind, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
-    # some are in their pipeline's module alone
-    kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__])[named]
+    # some are in their pipeline's module alone, or of blocks
+    kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__]).get(named)
+    kind = kind or inspect.signature(pipeline).parameters[name].annotation
     return kind(**merged(OTHERS[named], config))
 
 
