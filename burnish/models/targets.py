@@ -153,6 +153,25 @@ def adapter_complaint(layer: Any) -> str:
     return ""
 
 
+def router_outputs(network: nn.Module) -> dict[nn.Module, int]:
+    """Modules of mixtures of experts that return router logits [..., E], and at which place of what they return.
+
+    As transformers' classes record them for ``output_router_logits``.
+    """
+    from transformers.utils.output_capturing import OutputRecorder
+
+    found: dict[nn.Module, int] = {}
+    for model in network.modules():
+        named = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
+        for one in named if isinstance(named, list | tuple) else [named]:
+            recorder = one if isinstance(one, OutputRecorder) else OutputRecorder(one)
+            found |= {
+                module: recorder.index for name, module in model.named_modules()
+                if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name
+            }  # fmt: skip
+    return found
+
+
 def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:
     """Default target layers of a language model: the decoder's linear layers but routers, by full name.
 

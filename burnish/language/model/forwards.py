@@ -19,7 +19,7 @@ from burnish.language.logprobs import ResponseStates
 from burnish.language.model.base import Audio, Embedded, Shown, Video
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.language.model.capabilities import Capabilities
@@ -60,6 +60,7 @@ class Collation:
     within: dict[str, int] = field(default_factory=dict)  # axes along which further media of the same prompt follow
     # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
     appends: dict[str, bool] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # why it reads none of the other kinds, in its own words
 
     def groups(self, rows: Encoded, *, together: bool, mixes: bool) -> list[list[int]]:
         """Which conversations are in one forward: those whose media can be joined, if any can, or each alone.
@@ -94,7 +95,7 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
         process: what the processor returns for texts and their media.
         audio_rate: samples per second of sounds; None if the model hears none.
     """
-    found = Collation()
+    found, refused = Collation(), dict[str, str]()
     for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
         media = samples(kind, audio_rate or 0)
 
@@ -103,7 +104,8 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
             shown = [Shown(**{f"{kind}s": [media[number] for number in prompt]}) for prompt in prompts]
             try:
                 return process([ask([kind] * len(prompt)) for prompt in prompts], shown)
-            except Exception:
+            except Exception as error:
+                refused.setdefault(kind, first_line(error))
                 return {}
 
         first, second, more = made([0]), made([1]), made([1, 2])
@@ -131,7 +133,7 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
             found.axes | known, found.rows | rows, per_token=found.per_token | aligned, within=found.within | within,
             appends=found.appends | {kind: appends},
         )  # fmt: skip
-    return found
+    return replace(found, refused=refused)
 
 
 def media_of(inputs: Inputs) -> dict[str, Tensor]:
@@ -221,7 +223,9 @@ class Forwards:
     def placed(self, network: Any, inputs: Inputs) -> Inputs:
         """What the forward takes of some tensors, where the network is and in the precision of its weights."""
         device = next(network.parameters()).device
-        inputs = {name: to_device(value, device) for name, value in inputs.items() if name in self.accepted}
+        # Reformer has no positions
+        given = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
+        inputs = {name: to_device(value, device) for name, value in given.items()}
         return inputs | {name: value.to(network.dtype) for name, value in inputs.items() if value.is_floating_point()}
 
     def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:

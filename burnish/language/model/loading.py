@@ -13,6 +13,7 @@ from burnish.models.loading import block_count, compare_attention, placement_of,
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
+from burnish.models.targets import router_outputs
 from burnish.options.language import ImageTokenModelOptions, LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
 from burnish.registry import lookup
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 UNIVERSAL = "transformers"  # runs every class of transformers
 GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
 
 
 def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -48,23 +48,18 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_mixture(options: LanguageModelOptions, said: str) -> None:
-    """Refuse an option of routers for a model without experts, by config.json alone.
+def check_mixture(model: LanguageModel, said: str) -> None:
+    """Refuse an option of routers for a model without experts.
 
     Args:
-        options: of the model.
+        model: or its outline.
         said: the option, with its value.
 
     Raises:
         UserError: the model is dense.
     """
-    _, config = read_config(options)
-    text = config.get("text_config") or config
-    if not any(text.get(name) for name in EXPERTS):
-        raise UserError(
-            f"{said}, but {options.path} is not a mixture of experts (its config.json has no {' or '.join(EXPERTS)}); "
-            "remove it"
-        )
+    if not router_outputs(model.network):
+        raise UserError(f"{said}, but {model.path} is not a mixture of experts (its layers have no routers); remove it")
 
 
 def class_of(options: CommonModelOptions) -> Any:

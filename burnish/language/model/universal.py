@@ -255,11 +255,15 @@ class LanguageModel:
 
     def _stop_ids(self) -> tuple[int, ...]:
         generation = getattr(self.network, "generation_config", None)
-        for source in (generation, self.config.get_text_config(), self.tokenizer):
-            found = getattr(source, "eos_token_id", None)
-            if found is not None:
-                return tuple(found) if isinstance(found, list | tuple) else (found,)
-        raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
+        text = self.config.get_text_config()
+        for source in (generation, text, self.tokenizer):
+            named = getattr(source, "eos_token_id", None)
+            every = named if isinstance(named, list | tuple) else [] if named is None else [named]
+            if writable := tuple(token for token in every if token < text.vocab_size):
+                return writable
+        raise UserError(
+            f"{self.path} names no end-of-text token that it can write; set eos_token_id in its generation_config.json"
+        )
 
     def _encode(self, text: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
@@ -285,9 +289,10 @@ class LanguageModel:
     def _refuse_unread(self, shown: Shown) -> None:
         for kind in shown.sizes:
             if kind not in self.readable:
+                why = self.forwards.collation.refused.get(kind, "left out without an error")
                 raise UserError(
-                    f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
-                    "a model that does, or remove them from prompts and environments"
+                    f"{self.path} reads no prompts with {kind}s, which its processor did not take when it was tried "
+                    f"({why}); give a model that does, or remove them from prompts and environments"
                 )
             if kind in self.unread:
                 raise UserError(
@@ -316,6 +321,8 @@ class LanguageModel:
 
     def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:
         """What the processor returns for texts with their media."""
+        from burnish.language.model.forwards import accepted
+
         given: Inputs = {}
         if any(own.images for own in shown):
             # in a list per prompt: some treat an image that is alone in its prompt otherwise than several
@@ -337,6 +344,8 @@ class LanguageModel:
             given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
+        if "mm_token_type_ids" in accepted(type(self.network)):  # some processors return them only when asked
+            given["return_mm_token_type_ids"] = True
         # for the text alone: sounds are padded as their part of the processor does by itself
         found: Inputs = dict(self.processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
         return found
