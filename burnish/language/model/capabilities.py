@@ -228,7 +228,7 @@ def any_responses(model: LanguageModel) -> Completion:
         ("text", f"Count: {long}", NOTHING),
         ("image", "What do you see?", Shown(images=images[:1])),
         ("image", "Compare", Shown(images=images[1:])),
-        ("video", "What happens?", Shown(videos=samples("video")[:1])),
+        ("video", "What happens?", Shown(videos=samples("video", frames=model.least_frames)[:1])),
         ("audio", "What do you hear?", Shown(audios=sounds[:1])),
         ("audio", "And here?", Shown(audios=sounds[1:2])),
     ]

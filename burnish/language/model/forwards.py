@@ -87,17 +87,18 @@ class Collation:
         return inputs
 
 
-def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None) -> Collation:
+def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None, frames: int) -> Collation:
     """How the tensors of all media that a processor reads are joined, from a few of its own batches.
 
     Args:
         ask: the text of a prompt with media of these kinds.
         process: what the processor returns for texts and their media.
         audio_rate: samples per second of sounds; None if the model hears none.
+        frames: of a video at least.
     """
     found, refused = Collation(), dict[str, str]()
     for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
-        media = samples(kind, audio_rate or 0)
+        media = samples(kind, audio_rate or 0, frames)
 
         def made(*prompts: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
             """Of prompts with some of the media each, by their numbers; nothing where the processor refuses them."""
@@ -166,9 +167,9 @@ def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
     return None
 
 
-def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
+def loses(process: Process, ask: Callable[[Sequence[str]], str], frames: int) -> bool:
     """Whether a processor returns less of an image and a video in one prompt than of both apart (SmolVLM)."""
-    image, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
+    image, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video", frames=frames)[:1])
     apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", image), ("video", video))]
     try:
         both = media_of(process([ask(["image", "video"])], [Shown(image.images, video.videos)]))
@@ -177,8 +178,8 @@ def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
     return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())
 
 
-def samples(kind: str, rate: int = 0) -> list[Any]:
-    """Three media of a kind, of unequal sizes; sounds at a rate."""
+def samples(kind: str, rate: int = 0, frames: int = 0) -> list[Any]:
+    """Three media of a kind, of unequal sizes; sounds at a rate, videos of as many frames at least."""
     from PIL import Image
 
     draw = np.random.default_rng(0)
@@ -187,7 +188,7 @@ def samples(kind: str, rate: int = 0) -> list[Any]:
         return [Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
     if kind == "audio":
         return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in (1.5, 1.0, 2.5)]
-    return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in (4, 8, 6)]
+    return [Video(draw.integers(0, 256, (max(count, frames), 48, 64, 3), dtype=np.uint8), 2.0) for count in (4, 8, 6)]
 
 
 class Forwards:

@@ -63,6 +63,9 @@ class LanguageModel:
         self.processor: Any = load_processor(path)
         # samples per second of the sounds that it hears; None: it hears none
         self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
+        reader = getattr(self.processor, "video_processor", None)
+        # of a video at least: some take as many of it, and give up where it has fewer
+        self.least_frames: int = (getattr(reader, "do_sample_frames", False) and getattr(reader, "num_frames", 0)) or 0
         self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
         self.chat = ChatTokenizer(
             path, tokenizer, vision=len(self.placeholders) > 0, placeholders=self._placeholder_texts(),
@@ -85,7 +88,7 @@ class LanguageModel:
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
         self.forwards = Forwards(network, self._learn_media(), self.embed, pad=pad, compute=compute)
         # the processor loses images beside videos
-        self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
+        self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked, self.least_frames)
         self._counts = self._counts_images()
         decoder = self.text(network)
         # weights that each token is multiplied with, and multiplications per pair of tokens
@@ -361,10 +364,10 @@ class LanguageModel:
 
         if self.processor is None:
             return Collation()
-        collation = learn(self._asked, self._processed, self.audio_rate)
+        collation = learn(self._asked, self._processed, self.audio_rate, self.least_frames)
         if "image" not in collation.appends and hasattr(self.processor, "image_processor"):
             self._nested = False  # lists of lists are pages of one image for GOT-OCR 2
-            collation = learn(self._asked, self._processed, self.audio_rate)
+            collation = learn(self._asked, self._processed, self.audio_rate, self.least_frames)
         return collation
 
     def _asked(self, kinds: Sequence[str]) -> str:
