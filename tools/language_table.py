@@ -69,7 +69,7 @@ def groups(measured: Collection[str]) -> dict[str, list[str]]:
     """Classes that transformers has for writing text, but for those that were measured, by the reason."""
     from transformers.models.auto import configuration_auto, modeling_auto
 
-    named = defaultdict(list)
+    named: defaultdict[str, list[str]] = defaultdict(list)
     for task in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"):
         for model, kind in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
             if kind not in measured and not any(kind in known for known in named.values()):

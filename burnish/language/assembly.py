@@ -205,8 +205,10 @@ class LanguageAssembly(Assembly):
     @cached_property
     def _learnable(self) -> list[list[ResponseRecord]]:
         """Responses that are learned from, and those that are imitated beside, as far as they are short enough."""
-        every = (self.responses, self.imitated)
-        return [short_records(own, lambda: self._reader, self.config, self._tools, self.ranks) for own in every]
+        return [
+            short_records(own, lambda: self._reader, self.config, self._tools, self.ranks)
+            for own in (self.responses, self.imitated)
+        ]
 
     @cached_property
     def records(self) -> Sequence[Any]:

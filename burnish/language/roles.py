@@ -304,8 +304,7 @@ class Balance:
             self._router_logits = None  # recomputation in a backward pass is not recorded
         loss = self._share * load_balancing(logits, self.top_k)
         self._losses[role].append(loss.detach())
-        hidden = _AttachLoss.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
-        return replace(states, hidden=hidden)
+        return replace(states, hidden=_AttachLoss.apply(states.hidden, self.coef * loss))  # type: ignore[no-untyped-call]
 
 
 class _AttachLoss(torch.autograd.Function):

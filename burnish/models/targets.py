@@ -77,9 +77,8 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
         found += [name for name in matched if name not in found]
     owners: dict[int, str] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False) if found else ():
-        owner = next((module for module in found if name.startswith(f"{module}.")), "")
         other = owners.setdefault(id(parameter), name)
-        if other != name and (owner or any(other.startswith(f"{module}.") for module in found)):
+        if other != name and any(one.startswith(f"{module}.") for module in found for one in (name, other)):
             raise UserError(
                 f"model.lora.modules_to_save is {wanted}, but {name} and {other} are one weight (tied embeddings): a "
                 "copy of one of them would take them apart; remove it, or train all weights with model.lora=null"
@@ -158,13 +157,10 @@ def router_outputs(network: nn.Module) -> dict[nn.Module, int]:
 
     As transformers' classes record them for ``output_router_logits``.
     """
-    from transformers.utils.output_capturing import OutputRecorder
-
     found: dict[nn.Module, int] = {}
     for model in network.modules():
         named = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
-        for one in named if isinstance(named, list | tuple) else [named]:
-            recorder = one if isinstance(one, OutputRecorder) else OutputRecorder(one)
+        for recorder in named if isinstance(named, list | tuple) else [named]:
             found |= {
                 module: recorder.index for name, module in model.named_modules()
                 if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name

@@ -120,10 +120,7 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
             name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned
         }
         known = {name: axis for name, axis in axes.items() if axis is not None}
-        sizes = {
-            name: (one[name].shape[axis], mixed[name].shape[axis]) for name, axis in known.items() if name in mixed
-        }
-        rows = {name for name, (alone, beside) in sizes.items() if beside > alone}
+        rows = {n for n, axis in known.items() if n in mixed and mixed[n].shape[axis] > one[n].shape[axis]}
         whole = {name: _axis(one[name], two[name], three[name]) for name in one.keys() & two.keys() & three.keys()}
         within = {name: axis for name, axis in whole.items() if axis is not None}
         appends = bool(three) and all(

@@ -257,9 +257,8 @@ class LanguageModel:
         return Response(self.decode(ids), finished=ended)
 
     def _stop_ids(self) -> tuple[int, ...]:
-        generation = getattr(self.network, "generation_config", None)
         text = self.config.get_text_config()
-        for source in (generation, text, self.tokenizer):
+        for source in (getattr(self.network, "generation_config", None), text, self.tokenizer):
             named = getattr(source, "eos_token_id", None)
             every = named if isinstance(named, list | tuple) else [] if named is None else [named]
             if writable := tuple(token for token in every if token < text.vocab_size):
@@ -292,10 +291,10 @@ class LanguageModel:
     def _refuse_unread(self, shown: Shown) -> None:
         for kind in shown.sizes:
             if kind not in self.readable:
-                why = self.forwards.collation.refused.get(kind, "left out without an error")
                 raise UserError(
                     f"{self.path} reads no prompts with {kind}s, which its processor did not take when it was tried "
-                    f"({why}); give a model that does, or remove them from prompts and environments"
+                    f"({self.forwards.collation.refused.get(kind, 'it leaves them out')}); give a model that does, or "
+                    "remove them from prompts and environments"
                 )
             if kind in self.unread:
                 raise UserError(
