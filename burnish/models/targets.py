@@ -13,7 +13,7 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-ROUTERS = ("router", "gate", "shared_expert_gate")  # layers that choose among experts
+ROUTERS = ("router", "gate", "shared_expert_gate")  # parts of names of what chooses among experts
 
 
 def linear_kinds() -> tuple[type[nn.Module], ...]:
@@ -192,7 +192,7 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
     inside = {module for module in decoder.modules() if isinstance(module, linear_kinds())}
     linear = {module: name for module, name in names.items() if isinstance(module, linear_kinds())}
     found = [name for module, name in linear.items() if module in inside and name != head]
-    found = [name for name in found if name.split(".")[-1] not in ROUTERS]
+    found = [name for name in found if set(name.split(".")).isdisjoint(ROUTERS)]
     past = {name for name in found if is_passed_by(network, name)}
     for target in options.targets or ():
         if any(ends_with(name, [target]) for name in past):
