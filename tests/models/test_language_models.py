@@ -161,8 +161,6 @@ def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, files,
     refused(files, "llama", f"model.path={tmp_path}", precision, names=[kind.__name__])
 
 
-# How long a prompt may be with its response
-
 SCALED = {"factor": 4.0, "rope_theta": 10000.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3, **SCALED}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}

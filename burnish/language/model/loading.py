@@ -307,13 +307,20 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     network = model.network
+    recomputed = [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not recomputed or not network.supports_gradient_checkpointing:
+        raise UserError(
+            f"model.gradient_checkpointing is {blocks}, but transformers computes no layers of "
+            f"{type(network).__name__} again; leave it out, and lower trainer.micro_batch_tokens to save memory"
+        )
     layers = model.layers(network)
     kept = set(layers[block_count(blocks, len(layers)) :])
-    again = {"use_reentrant": False, "context_fn": AsInForward(network)}
     # the older name warns where there is a newer one
-    getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)(again)
-    for layer in network.modules():
-        if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
+    getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)(
+        {"use_reentrant": False, "context_fn": AsInForward(network)}
+    )
+    for layer in recomputed:
+        if layer not in kept:
             layer.training = True
 
 
