@@ -138,6 +138,7 @@ CANNOT = (
     ("^(Seamless|SpeechT5|SpeechEncoder|VisionEncoder|EncoderDecoder|Whisper|Udop|Florence)", TWO_PARTS),
     ("^Qwen(2_5|3)Omni(Moe)?ForCond", "a thinker with a talker; the thinker, which is what is trained, has a row"),
     ("^(XLMWith|XLNet|CpmAnt)", "refused, as their tokens read those that come after them"),
+    ("^Reformer", "its layers learn in training mode alone, where they hash at random"),
     (
         "^(BertGen|BigBirdFor|Camembert|Data2Vec|Electra|ErnieFor|MegatronBert|RemBert|Roberta|RoCBert|RoFormer|XLMRoberta|Xmod)",
         "encoders, which are decoders with `is_decoder` in config.json, as Bert above",
