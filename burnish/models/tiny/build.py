@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.modular import pipeline_class
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
-from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images, pieces, talking
+from burnish.models.tiny.tokenizers import TOKENIZERS, made, of_class, pieces, talking
 from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     """Of a vision-language model of Qwen: images and text."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tokenizer = of_images()
+    tokenizer = made("Qwen2Tokenizer")
     size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
     pixels = Qwen2VLImageProcessorPil(**{
         "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": size, **config,
