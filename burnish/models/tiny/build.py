@@ -19,8 +19,6 @@ from burnish.utils.weights import quietly
 if TYPE_CHECKING:
     from torch import nn
 
-SIDE = 28  # pixels of a vision encoder's image: four patches of 14, which become one token where they are merged
-
 
 def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     """Of a vision-language model of Qwen: images and text."""
@@ -46,19 +44,8 @@ def glm_image() -> Any:
     )
 
 
-SQUARE = {"height": SIDE, "width": SIDE}
-CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
-SIGLIP_2 = partial(of_class, "Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
-DPT = partial(of_class, "DPTImageProcessorPil", size=SQUARE)
-SIGLIP = partial(of_class, "SiglipImageProcessor", size=SQUARE)
 PROCESSORS: dict[str, Callable[..., Any]] = {
-    "CLIPImageProcessor": CLIP,
-    "CLIPImageProcessorPil": CLIP,
-    "DPTImageProcessorPil": DPT,
-    "ClapFeatureExtractor": partial(of_class, "ClapFeatureExtractor"),
-    "SiglipImageProcessor": SIGLIP,
-    "SiglipImageProcessorPil": SIGLIP,
-    "Siglip2ImageProcessorPil": SIGLIP_2,
+    **{name: partial(of_class, **given) for name, given in read("parts")["processors"].items()},
     "GlmImageProcessor": glm_image,
     "Qwen2VLProcessor": partial(qwen_vl, "Qwen2VLProcessor", 14),
     "Qwen2_5_VLProcessor": partial(qwen_vl, "Qwen2_5_VLProcessor", 14),
