@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from burnish.alarms.detectors import LIMITS, Drift, Series, Threshold
 from burnish.alarms.record import Alarm
@@ -51,6 +52,15 @@ def test_honest_series_raise_no_more_false_alarms_than_is_said_and_a_move_is_fou
         for update, some in enumerate(values, start=1):
             one.add(update, float(some.mean()), float(some.std()), float(some.mean(1).std(ddof=1)) / math.sqrt(32))
         assert one.move(0.3) is not None
+
+
+def test_a_move_is_one_that_chance_exceeds_too_seldom():
+    bound = -stdtrit(11, 0.001 / (12 * 13) / 2) * 0.01 * math.sqrt(1 / 8 + 1 / 4)  # of 8 first and 4 last updates
+    for size, moved in ((0.95, False), (1.05, True)):
+        one = Series(1, 0.001)
+        for update in range(1, 13):
+            one.add(update, size * float(bound) * (update > 8), 0.1, 0.01)
+        assert (one.move(1e-6) is not None) == moved
 
 
 OPTIONS = AlarmOptions()

@@ -76,7 +76,6 @@ def test_the_newest_are_kept_and_the_best(files):
 
 
 @pytest.mark.parametrize(("options", "saved", "left"), [
-    ({"keep_last": 2}, {1: None, 2: None, 3: None}, [2, 3]),
     ({"keep_last": 1}, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.2}, [3, 4]),
     ({"keep_last": 1, "keep_best": False}, {1: 0.9, 2: 0.1}, [2]),
     ({"keep_last": 1}, {1: None, 2: None, 5: None, 3: None}, [3, 5]),  # 5 is of the run that went back to 2

@@ -6,10 +6,6 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
 from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import (
-    Plan,
-    denoise,
-    diffuse,
-    finished,
     guide,
     logit_normal,
     stratify,
@@ -26,7 +22,6 @@ def every(file: str, *prefixes: str):
     return pytest.mark.parametrize("case", cases(file, *prefixes), ids=lambda case: case.id)
 
 
-TRAINING_TIMES = schedule(1000, shift=3.0, once=True)[:-1]  # the noise levels of diffusers' schedulers
 QWEN = {"use_dynamic_shifting": True, "shift_terminal": 0.02, "time_shift_type": "exponential"}
 
 
@@ -140,16 +135,6 @@ def test_guidance(case):
     case.close(guide(given["pos"], given["neg"], given["scale"]), case.expected["out"])
 
 
-def test_progressive_window_of_verl_omni():
-    c = case("flow", "mixgrpo/progressive")
-    start, stop = c.inputs["range"]
-    window = Window(
-        kind="progressive", size=c.inputs["size"], start=start, stop=stop, every=c.inputs["iters_per_group"]
-    )
-    for update, (first, end) in zip(c.inputs["global_steps"], c.expected["windows"], strict=True):
-        assert window.choose(stop + 1, update=update, key=0) == list(range(first, end))
-
-
 def test_progressive_window_of_mixgrpo():
     """Its windows that stick out of the range shrink and end empty; ours keep their size."""
     c = case("flow", "window/mixgrpo_progressive")
@@ -159,14 +144,6 @@ def test_progressive_window_of_mixgrpo():
     window = Window(kind="progressive", size=size, stop=stop, stride=stride, **chosen)
     whole = [w for w in c.expected["windows"] if len(w) == size]
     assert [window.choose(stop + 1, update=update, key=0) for update in range(len(whole))] == whole
-
-
-def test_random_window_of_mixgrpo():
-    c = case("flow", "mixgrpo/random")
-    start, stop = c.inputs["range"]
-    window = Window(kind="random", size=c.inputs["size"], start=start, stop=stop, shared_by="update")
-    chosen = [window.choose(stop + 1, update=0, key=c.inputs["seed"] + step) for step in c.inputs["global_steps"]]
-    assert chosen == [list(range(first, end)) for first, end in c.expected["windows"]]
 
 
 @pytest.mark.parametrize("name", ["window/flow_grpo_per_sample", "window/mixgrpo_random", "window/ltx_noncontiguous"])
@@ -183,18 +160,6 @@ def test_random_windows_reach_what_others_reach(name):
     assert drawn == expected
 
 
-def test_first_order_dpm_solver_is_eulers_method():
-    c = case("flow", "ode/diffusion_nft_dpm1")
-    x, sigmas = (torch.tensor(c.inputs[name]) for name in ("x_T", "sigmas"))
-
-    def velocity(x, t, rows):
-        return 0.3 * x + t.view(-1, *[1] * (x.ndim - 1))
-
-    for name, steps in (("final", len(sigmas) - 1), ("step3", 3)):
-        plan = Plan(sigmas[: steps + 1], "ode", 0.0, torch.zeros(len(x), steps, dtype=torch.bool), solver="euler")
-        c.close(finished(denoise(velocity, x, plan, lambda step: x)).latents, c.expected[name])
-
-
 def test_logit_normal_times():
     c = case("flow", "timesteps/awm_logit_normal_shift3")
     torch.manual_seed(c.inputs["seed"])
@@ -209,11 +174,3 @@ def test_a_shift_moves_times_towards_noise():
     assert times.mean() == pytest.approx(1 - c.expected["mean_sigma"], abs=c.rtol)
     # what was meant is symmetric: the reciprocal shift is the other direction
     c.close(logit_normal(to_normal(draw), shift=1 / c.inputs["shift"]).mean(), c.expected["mean_sigma"])
-
-
-def test_noisy_pairs():
-    c = case("flow", "dpo/noisy_latents")
-    times = TRAINING_TIMES[c.inputs["table_indices"]]
-    c.close(times, c.expected["sigmas"])
-    c.close(1000 * times, c.inputs["timesteps"])
-    c.close(diffuse(c.inputs["latents"], c.inputs["noise"], times), c.expected["noisy"])

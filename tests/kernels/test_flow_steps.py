@@ -16,7 +16,6 @@ from tests.support.schedules import gaussian_velocity, schedule
 
 
 def test_a_share_of_the_later_steps_is_rounded_up_and_evenly_spaced():
-    """.7 of 10 steps are 7, though floats make it more."""
     for steps, share, kept in ((10, 0.3, [4, 7, 10]), (11, 0.7, [2, 4, 5, 7, 8, 10, 11]), (4, 1e-12, [4])):
         assert thinned(torch.arange(steps + 1), 1, share).tolist() == [0, 1, *kept]
 

@@ -146,16 +146,13 @@ def test_a_rule_rejects_what_is_beyond_its_bounds_and_counts_it(rule):
         each = torch.where(mask, row[:, None], NAN)
     assert torch.equal(kept, (each >= low) & (each <= high))
     steps, means = each[mask], each.nanmean(1)[mask.any(1)]
+    judged, named = steps if how == "token" else means, f"rollout_corr/rollout_rs_{rule}_"
+    expected = {"fraction_low": (judged < low).float().mean(), "masked_fraction": (~kept[mask]).float().mean()}
     for part, values in (("", steps), ("seq_", means)):
-        judged = values if how == "token" else means
-        expected = [values.mean(), values.max(), values.min(), (judged > high).float().mean()]
-        reported = [
-            found[f"rollout_corr/rollout_rs_{rule}_{part}{name}"] for name in ("mean", "max", "min", "fraction_high")
-        ]
-        assert reported == pytest.approx([*map(float, expected)])
-    shares = found[f"rollout_corr/rollout_rs_{rule}_fraction_low"], found[f"rollout_corr/rollout_rs_{rule}_masked_fraction"]
-    judged = steps if how == "token" else means
-    assert shares == pytest.approx((float((judged < low).float().mean()), float((~kept[mask]).float().mean())))
+        expected |= {f"{part}{name}": getattr(values, name)() for name in ("mean", "max", "min")}
+        beyond = means if part else judged
+        expected[f"{part}fraction_high"] = (beyond > high).float().mean()
+    assert [found[named + name] for name in expected] == pytest.approx([*map(float, expected.values())])
 
 
 @pytest.mark.parametrize("level", LEVELS.values())
