@@ -142,6 +142,10 @@ def joined(calls: Sequence[Call]) -> Call:
     return first._replace(leaves=leaves, rows=first.rows._replace(length=sum(counts)))
 
 
+class EncodersDone(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
+
+
 class Forwards:
     """Runs networks, and knows the shapes of what they have returned for inputs of a size."""
 
@@ -151,6 +155,7 @@ class Forwards:
         self._published = WeakKeyDictionary[nn.Module, bool]()
         self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
+        self.computes = True  # whether networks may run for inputs of a size that is new
         self.axes: dict[tuple[str, str], int | None] = {}  # of arguments: what is known of them
         self._counts: dict[tuple[str, str], set[int]] = {}  # of rows that they came with
         self._lists: dict[tuple[str, str], set[int]] = {}  # the same of lists of numbers with as many entries
@@ -236,7 +241,8 @@ class Forwards:
                         raise
             self._published[network] = output is not None
             # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-            context = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
+            device = tensors_in(call.leaves)[0].device.type
+            context = torch.autocast(device, self._compute, cache_enabled=False)
         if output is None:
             with context:
                 output = network(**call.arguments)
@@ -252,6 +258,8 @@ class Forwards:
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
         if call.size not in self._known:
+            if not self.computes:
+                raise EncodersDone
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
