@@ -137,6 +137,10 @@ class Speed:
     """GB a second that kernels read and write."""
     launch: Positive = 5.0
     """Microseconds from one kernel to the next."""
+    nvlink: Positive = 450.0
+    """GB a second that it receives of others in its machine."""
+    network: Positive = 50.0
+    """GB a second that it receives of other machines: 400 Gb/s."""
 
 
 def listed(stated: Sequence[Hardware]) -> str:

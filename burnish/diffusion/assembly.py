@@ -80,6 +80,9 @@ class FlowEvaluation(DrawnEvaluation):
             sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
         )
 
+    def prepare(self, job: FlowJob) -> None:
+        self.assembly.engine.prepare(job.prompts, job)
+
     def sampled(self, job: FlowJob) -> Evaluated:
         """In batches, which are scored while the next ones are sampled."""
         assembly, structures, shown = self.assembly, list[Any](), list[Any]()
@@ -170,6 +173,8 @@ class FlowAssembly(Assembly):
     def generate(self, request: RolloutRequest | None) -> Scored | None:
         roles, worker = self.roles, self.rollout_worker
         scored: Scored | None = None
+        if request is not None:
+            self.engine.prepare(request.prompts)
         # adapters share one network, which is gathered once for all
         with roles.gathered() if roles.lora is not None else nullcontext():
             try:

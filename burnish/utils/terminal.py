@@ -203,7 +203,8 @@ def _load_when_used(name: str) -> None:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Around imports of large libraries, a quarter of whose time would go to looking for garbage that isn't there."""
+    """Around what makes many objects that stay, as imports of large libraries do: most of the time might go to looking
+    for garbage that isn't there."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -147,9 +147,13 @@ def joined(calls: Sequence[Call]) -> Call:
     return first._replace(leaves=leaves, rows=first.rows._replace(length=sum(counts)))
 
 
-def turned(value: Tensor, axis: int, outer: int, inner: int) -> Tensor:
+def turned(value: Any, axis: int, outer: int, inner: int) -> Tensor:
     """Rows [outer * inner] along an axis, or several entries for each, by their inner numbers first."""
-    return value.unflatten(axis, (outer, inner, -1)).transpose(axis, axis + 1).flatten(axis, axis + 2)
+    return value.unflatten(axis, (outer, inner, -1)).transpose(axis, axis + 1).flatten(axis, axis + 2)  # type: ignore[no-any-return]
+
+
+class EncodersDone(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
 
 
 class Forwards:
@@ -161,6 +165,7 @@ class Forwards:
         self._published = WeakKeyDictionary[nn.Module, bool]()
         self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
+        self.computes = True  # whether networks may run for inputs of a size that is new
         self.axes: dict[tuple[str, str], int | None] = {}  # of arguments: what is known of them
         self._counts: dict[tuple[str, str], set[int]] = {}  # of rows that they came with
         self._lists: dict[tuple[str, str], set[int]] = {}  # the same of lists of numbers with as many entries
@@ -247,7 +252,8 @@ class Forwards:
                         raise
             self._published[network] = output is not None
             # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-            context = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
+            device = tensors_in(call.leaves)[0].device.type
+            context = torch.autocast(device, self._compute, cache_enabled=False)
         if output is None:
             with context, attending(network, call.attention):
                 output = network(**call.arguments)
@@ -263,6 +269,8 @@ class Forwards:
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
         if call.size not in self._known:
+            if not self.computes:
+                raise EncodersDone
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "

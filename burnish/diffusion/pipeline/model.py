@@ -7,11 +7,11 @@ record computed again: rows of many prompts wait for the same forward of a netwo
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +24,7 @@ from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
 from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
-from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
@@ -33,7 +33,6 @@ from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alik
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
-    EncodersDone,
     PipelineRun,
     RecordedRun,
     Runner,
@@ -89,7 +88,7 @@ def explained(kind: str) -> Iterator[None]:
 LATEST = 256  # prompts with images whose schedules and masks are kept
 
 
-KEPT = 2**30  # bytes of programs on the networks' device
+KEPT = 2**31  # bytes of programs on the networks' device
 
 
 @register("flow model", "pipeline")
@@ -277,6 +276,25 @@ class PipelineModel(LoadedPipeline):
     def streams(self, conditioning: Requests) -> Streams:
         return self.program(conditioning.select([0]), self.rollout.guidance_scale).streams(SOUNDS)
 
+    def encode(self, now: Requests, later: Requests, scales: Collection[float]) -> None:
+        if not self.away or all(self._is_encoded(one, scale) for one in now.each() for scale in scales):
+            return
+        for part in (*self.bases, *(one for one in self.away if one.part in self._expert_parts)):
+            part.leave()
+        total, self.forwards.computes = 0, False
+        try:
+            for request, scale in product(later.each(), scales):
+                if total < KEPT and not self._is_encoded(request, scale):
+                    with suppress(EncodersDone):
+                        total += self.program(request, scale).bytes
+        finally:
+            self.forwards.computes = True
+            self.leave(decoders=False)
+
+    def _is_encoded(self, request: Requests, guidance: float) -> bool:
+        program, tape = self._keys(request, guidance)
+        return self._programs.find(program) is not None or bool(self._tapes.find(tape))
+
     def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         if not (self.away and self.experts):
             return [frozenset()] * len(times)
@@ -351,12 +369,12 @@ class PipelineModel(LoadedPipeline):
         tables: Callable[[str, Tensor], Tensor] | None = None,
     ) -> Program:  # fmt: skip
         """The pipeline's run for a prompt; ``tables`` has another time among its own."""
-        shape = request.height, request.width, request.steps, guidance, time
+        key = self._keys(request, guidance, time)[0]
 
         def made() -> Program:
             if request.prompts[0].images or request.prompts[0].inputs or tables is not None:
                 return self.recorded(request, guidance, tables)
-            known = self._known.setdefault(shape, {})
+            known = self._known.setdefault(key[-1], {})
             answers = next((one.answers for one in known.values()), 0)
             leaves = self._encoded(request, guidance, answers)
             like = known.get(signature_of(leaves)) if known else None
@@ -370,7 +388,13 @@ class PipelineModel(LoadedPipeline):
                 known[program.signature] = program.bound_to({})  # without what is this prompt's own
             return program
 
-        return self._programs.get((request.prompts[0].uid, *request.written, *shape), made)
+        return self._programs.get(key, made)
+
+    @staticmethod
+    def _keys(request: Requests, guidance: float, time: float | None = None) -> tuple[tuple[Any, ...], Any]:
+        """What tells programs apart, last what those of several prompts have in common; and what encoders give."""
+        size, own = (request.height, request.width), (request.prompts[0].uid, request.written[0])
+        return (*own, (*size, request.steps, guidance, time)), (*own, *size, guidance > 1)
 
     def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any]:
         """What encoders give for a prompt, in their first so many results."""
@@ -382,8 +406,7 @@ class PipelineModel(LoadedPipeline):
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
         uid, written = request.prompts[0].uid, request.written[0]
-        key = uid, written, request.height, request.width, guidance > 1
-        return self._tapes.get(key, lambda: EncoderCache(int(uid, 16) >> 2, written))
+        return self._tapes.get(self._keys(request, guidance)[1], lambda: EncoderCache(int(uid, 16) >> 2, written))
 
     def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.forwards import Forwards
+from burnish.diffusion.pipeline.forwards import EncodersDone, Forwards
 from burnish.diffusion.pipeline.program import Value, numbers_in
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
@@ -276,10 +276,6 @@ class Step(NamedTuple):
     state: Tensor
     output: Tensor
     following: Tensor  # the next state
-
-
-class EncodersDone(BaseException):
-    """All that a run was for; not an Exception, which pipelines may catch."""
 
 
 class PipelineRun:
