@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
-from burnish.config.yaml_text import read_overrides, show
+from burnish.config.yaml_text import brief, read_overrides, show
 from burnish.options import Count, Positive
 from burnish.registry import explanation, fields, options, validated
 from burnish.utils.errors import ConfigError
@@ -145,7 +145,8 @@ class Speed:
 
 def listed(stated: Sequence[Hardware]) -> str:
     """What a recipe states, for messages."""
-    return " or ".join(map(str, stated))
+    last = stated[-1]
+    return " or ".join([*(str(one.gpus if one.memory_gb == last.memory_gb else one) for one in stated[:-1]), str(last)])
 
 
 def made_for(recipe: str, stated: Sequence[Hardware]) -> str:
@@ -193,10 +194,12 @@ def _words(kind: type, words: dict[str, Any]) -> Any:
     try:
         return validated(kind, words)
     except ValidationError as error:
+        from burnish.config.errors import says
+
         first = error.errors()[0]
         word = str(first["loc"][0])
         raise ConfigError(
-            f"{word} is {first['input']!r:.80}: {first['msg']}; it is: {explanation(kind, word)}"
+            f"{word} is {brief(first['input'])}; it must be {says(first)}. It is: {explanation(kind, word)}"
         ) from None
 
 
@@ -212,8 +215,8 @@ def read_hardware(stated: Any, file: str) -> tuple[Hardware, ...]:
     """
     try:
         return tuple(validated(list[Hardware], stated if isinstance(stated, list) else [stated]))
-    except ValidationError as error:
+    except ValidationError:
         raise ConfigError(
             f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, or a list of such, with "
-            f"options a list of OPTION=VALUE: {error.errors()[0]['msg']}"
+            f"gpus a multiple of {NODE} above {NODE}, and options a list of OPTION=VALUE"
         ) from None

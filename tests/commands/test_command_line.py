@@ -85,7 +85,7 @@ SLIPS = {  # words, and what the answer names
     "sample runs/x a --steps 0": ["--steps", "'0'", ">= 1"],
     "sample quickstart a rollout.guidance_scale=4": ["'rollout.guidance_scale=4'", "--prompt-file"],
     "export runs/x -o y --format gguf": ["gguf", "merged", "lora"],
-    "plan quickstart memory=8GB memory=9GB": ["memory", "twice"], "plan quickstart memory=much": ["memory is 'much'"],
+    "plan quickstart memory=8GB memory=9GB": ["memory", "twice"], "plan quickstart memory=much": ["memory is much"],
     "tiny pickscor folder": ["pickscore"], "tiny flux folder --seed -1": ["--seed"],
     "data prepare genval": ["genval", "geneval"], "data show": ["recipe"], "data mend": ["'mend'"],
     "check-reward clip --weights nowhere": ["clip", "nowhere"],
