@@ -140,8 +140,8 @@ def answering(recipe: str, published: Any) -> list[str]:
         question = {"instruction": "?", "context": {"array": [0.1] * 16000, "sampling_rate": 16000}, "answer": "a cat"}
     Path("questions.jsonl").write_text(json.dumps(question))
     return [
-        "data.train_files=questions.jsonl", "data.val_files=questions.jsonl", "rollout.n=2", "rollout.max_new_tokens=16",
-        "rewards={repetition: {weight: -1}}",
+        "data.train_files=questions.jsonl", "data.val_files=questions.jsonl", "rollout.n=2",
+        "rollout.max_new_tokens=16", "rewards={repetition: {weight: -1}}",
         *([] if published.rollout.filter_groups is None else ["rollout.filter_groups=null"]),
         *(["algorithm.overlong.buffer=2"] if recipe.endswith("/dapo") else []),
         *(["rollout.engine=burnish", "rollout.vllm=null"] if name == "qwen25_vl_72b" else []),  # the decoder of Burnish
