@@ -74,8 +74,9 @@ class Advantages:
             ValueError: it has another shape.
         """
         if getattr(advantage, "shape", None) not in (mask.shape, mask.shape[:1]):
+            found = f"a tensor {list(advantage.shape)}" if isinstance(advantage, Tensor) else f"{advantage!r:.200}"
             raise ValueError(
-                f"an advantage is {advantage!r:.200}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
+                f"an advantage is {found}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
                 f"or {list(mask.shape)}, a number per action"
             )
         each = masked(advantage[:, None].expand(mask.shape) if advantage.dim() == 1 else advantage, mask)

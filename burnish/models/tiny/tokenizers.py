@@ -41,26 +41,33 @@ LONGEST = 4096  # tokens, where a class has no length of its own
 LETTERS = tuple(map(chr, range(33, 127)))
 
 
-@cache
-def byte_pairs(suffix: str = "") -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens of the 256 bytes and of the pairs that occur most often in our text, and these pairs."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+def alphabet() -> list[str]:
+    """The 256 bytes as byte pairs have them."""
+    from tokenizers import pre_tokenizers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@cache
+def byte_pairs() -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens of the 256 bytes and of the pairs that occur most often in our text, and these pairs."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     learner = Tokenizer(models.BPE())
-    if suffix:  # of CLIP: words end with it, and have no capitals
-        learner.normalizer = normalizers.Lowercase()
-        learner.pre_tokenizer = pre_tokenizers.Whitespace()
-    else:
-        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=2 * len(letters) + MERGES, min_frequency=2, show_progress=False, initial_alphabet=letters,
-        end_of_word_suffix=suffix,
-    )  # fmt: skip
+        vocab_size=2 * len(alphabet()) + MERGES, min_frequency=2, show_progress=False, initial_alphabet=alphabet()
+    )
     learner.train_from_iterator(TEXT.splitlines(), trainer)
     merges = [(left, right) for left, right in parse_json(learner.to_str())["model"]["merges"][:MERGES]]
-    ends = [f"{letter}{suffix}" for letter in letters if suffix]
-    return [*letters, *ends, *(left + right for left, right in merges)], merges
+    return [*alphabet(), *(left + right for left, right in merges)], merges
+
+
+def word_pairs() -> tuple[list[str], list[tuple[str, str]]]:
+    """The same of CLIP, whose words have an end. Its pairs are a list: which one a trainer takes first is chance."""
+    merges = [(left, right) for left, right in map(str.split, read("tokenizers")["pairs of words"])]
+    ends = [f"{letter}</w>" for letter in alphabet()]
+    return [*alphabet(), *ends, *(left + right for left, right in merges)], merges
 
 
 def vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -109,7 +116,7 @@ def letters(*beside: str) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 WORDS: dict[str, Callable[[], tuple[list[str], list[tuple[str, str]]]]] = {
-    "pairs": byte_pairs, "pairs of words": partial(byte_pairs, "</w>"), "pieces": sentence_pieces, "letters": letters,
+    "pairs": byte_pairs, "pairs of words": word_pairs, "pieces": sentence_pieces, "letters": letters,
     "letters and words": partial(letters, *words(TEXT.lower())),
 }  # fmt: skip
 
