@@ -136,9 +136,10 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeli
         return PROCESSORS[named](**config)
     if named in ENCODERS:
         own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", f"{name}_processor", "processor")
-        tokenizer = next((made[part] for part in own if part != name and made.get(part)), None)
+        readers = (getattr(made.get(part), "tokenizer", made.get(part)) for part in own if part != name)
+        tokenizer = next((one for one in readers if hasattr(one, "get_vocab")), None)  # others read images
         kind = getattr(transformers, named, None) or vars(sys.modules[pipeline.__module__])[named]
-        return _encoder(kind, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
+        return _encoder(kind, merged(ENCODERS[named], config), tokenizer)
     # some are in their pipeline's module alone, or of blocks
     kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__]).get(named)
     kind = kind or inspect.signature(pipeline).parameters[name].annotation
