@@ -6,8 +6,8 @@ It runs in an environment with verifiers, and knows nothing of Burnish:
     verifiers-env/bin/python verifiers_agent.py ENV --tasks 100 > tasks.jsonl        the prompts to train on
     burnish train verifiers.yaml
 
-ENV is the ``env`` of verifiers' own configuration as JSON, such as
-{"taskset": {"id": "gsm8k-v1"}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
+ENV is ``env`` of verifiers' own configuration as JSON, with the harness and the runtime of each role, such as
+{"taskset": {"id": "my-taskset"}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
 """
 
 import argparse

@@ -141,7 +141,8 @@ class Speed:
 
 def listed(stated: Sequence[Hardware]) -> str:
     """What a recipe states, for messages."""
-    return " or ".join(map(str, stated))
+    last = stated[-1]
+    return " or ".join([*(str(one.gpus if one.memory_gb == last.memory_gb else one) for one in stated[:-1]), str(last)])
 
 
 def made_for(recipe: str, stated: Sequence[Hardware]) -> str:

@@ -135,19 +135,19 @@ def answering(recipe: str, published: Any) -> list[str]:
     question: dict[str, Any] = {"problem": "<image>Find x.", "images": ["white.png"], "answer": "6 \\sqrt { 2 }"}
     if name == "qwen25_vl_video":
         question = {"prompt": "<video>Who?\nA. a\nB. b", "video": ["white.png", "black.png"], "answer": "B"}
-    if name == "qwen25_vl_refcoco":
-        question["answer"] = "[1, 2, 5, 6]"
+    question |= {"answer": "[1, 2, 5, 6]"} if name == "qwen25_vl_refcoco" else {}
     if name == "qwen2_audio":
-        wave = {"array": [0.1] * 16000, "sampling_rate": 16000}
-        question = {"instruction": "What is heard?", "context": wave, "answer": "a cat"}
+        question = {"instruction": "?", "context": {"array": [0.1] * 16000, "sampling_rate": 16000}, "answer": "a cat"}
     Path("questions.jsonl").write_text(json.dumps(question))
     return [
-        "data.train_files=questions.jsonl", "data.val_files=questions.jsonl", "rollout.n=2", "rollout.max_new_tokens=4",
-        "rewards={repetition: {weight: -1}}",
+        "data.train_files=questions.jsonl", "data.val_files=questions.jsonl", "rollout.n=2",
+        "rollout.max_new_tokens=16", "rewards={repetition: {weight: -1}}",
         *([] if published.rollout.filter_groups is None else ["rollout.filter_groups=null"]),
         *(["algorithm.overlong.buffer=2"] if recipe.endswith("/dapo") else []),
         *(["rollout.engine=burnish", "rollout.vllm=null"] if name == "qwen25_vl_72b" else []),  # the decoder of Burnish
-        *([f"algorithm.teachers=[{{path: {TINY[name]}}}]", "data.epochs=null"] if recipe.endswith("/distill") else []),
+        *([f"algorithm.teachers=[{{path: {TINY[name]}}}]"] if recipe.endswith(("/distill", "/gold")) else []),
+        *(["supervised.train_files=questions.jsonl", "data.response_key=answer"] if recipe.endswith("/chord") else []),
+        *(["data.epochs=null"] if recipe.startswith("qwen25_vl_3b/") and published.data.epochs else []),
         *(["algorithm.teachers=[{weights: initial, solution: -1}]"] if recipe.endswith("/sdpo") else []),
     ]  # fmt: skip
 
