@@ -32,7 +32,7 @@ _KINDS = {  # what pydantic says of these is about Python
     "tuple_type": "a list, as in [0.9,0.999]",
     "list_type": "a list, as in [a,b]",
     "dict_type": "options by name",
-    "dataclass_type": "a section with options of its own; {} has their defaults",
+    "dataclass_type": "a section with options of its own, or {} for their defaults",
     "byte_size": "a size, as in 80GB",
     "byte_size_unit": "a size, as in 80GB",
     "missing": "a longer list",
@@ -86,6 +86,12 @@ def says(error: Any) -> str:
     return _KINDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
 
 
+def must(error: Any) -> str:
+    """What a value must be, as a sentence."""
+    what = says(error)
+    return what if what == error["msg"] else f"it must be {what}"
+
+
 def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
     value, kind, details = error["input"], error["type"], error.get("ctx", {})
     option = ".".join(map(str, place))
@@ -102,9 +108,7 @@ def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
     if kind == "literal_error":
         choices = [choice.strip().strip("'") for choice in details["expected"].replace(" or ", ", ").split(", ")]
         return wrong_choice(option, value, choices) + context.origin(option)
-    what = f"it must be {says(error)}"
-    if what.endswith(error["msg"]):  # a sentence of its own
-        what = error["msg"]
+    what = must(error)
     if kind in _KINDS and type(None) in members_of(context.options.get(option, ((), None))[0]):
         what += ", or null"
     option = option.rpartition(".")[0] if kind == "missing" else option  # a value of a tuple

@@ -194,12 +194,12 @@ def _words(kind: type, words: dict[str, Any]) -> Any:
     try:
         return validated(kind, words)
     except ValidationError as error:
-        from burnish.config.errors import says
+        from burnish.config.errors import must
 
         first = error.errors()[0]
         word = str(first["loc"][0])
         raise ConfigError(
-            f"{word} is {brief(first['input'])}; it must be {says(first)}. It is: {explanation(kind, word)}"
+            f"{word} is {brief(first['input'])}; {must(first)}. It is: {explanation(kind, word)}"
         ) from None
 
 
