@@ -78,7 +78,12 @@ class Arguments:
                 self._rate: rollout.fps,
                 "guidance_scale": rollout.embedded_guidance,
             }.items() if name is not None and value is not None
-        } | rollout.call  # fmt: skip
+        } | {name: self._typed(name, value) for name, value in rollout.call.items()}  # fmt: skip
+
+    def _typed(self, name: str, value: Any) -> Any:
+        """An argument of ``rollout.call``: a tuple where the pipeline takes no list, as recipes have none."""
+        hint = str(self.parameters[name].annotation).lower() if name in self.parameters else ""
+        return tuple(value) if isinstance(value, list) and "tuple" in hint and "list" not in hint else value
 
     @classmethod
     def of_index(cls, index: dict[str, Any], rollout: RolloutOptions) -> Arguments:

@@ -58,11 +58,11 @@ HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 
 @contextmanager
-def explained(kind: str) -> Iterator[None]:
+def explained(model: PipelineModel) -> Iterator[None]:
     """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
 
     Args:
-        kind: class of the pipeline.
+        model: whose pipeline it is.
 
     Raises:
         UserError: with the reason, or with the error and the line of the library that raised it.
@@ -72,16 +72,17 @@ def explained(kind: str) -> Iterator[None]:
     except UserError:
         raise
     except Unsupported as error:
-        raise UserError(f"a {kind} can't be trained: {error}") from error
+        raise UserError(f"a {model.class_name} can't be trained: {error}") from error
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         if out_of_memory(error) or (OURS in Path(last.filename).parents and last.name not in HANDED_ON):
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
+        without = f" without {', '.join(absent)}" if (absent := model.absent_parts()) else ""
         raise UserError(
-            f"a {kind} can't be drawn from with the first prompt and these options: its own call ended with "
-            f"{type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what it needs "
-            "(images with the prompt, rollout.height and width, for validations those of validation, "
+            f"a {model.class_name}{without} can't be drawn from with the first prompt and these options: its own call "
+            f"ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it "
+            "what it needs (images with the prompt, rollout.height and width, for validations those of validation, "
             "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
         ) from error
 
@@ -119,7 +120,7 @@ class PipelineModel(LoadedPipeline):
         # checks run single rows, for which each block would be compiled once more
         self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
         self.forwards = Forwards(self.compute)
-        with explained(self.class_name):
+        with explained(self):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
@@ -192,7 +193,7 @@ class PipelineModel(LoadedPipeline):
             question = self._question(conditioning.select(rows[:1]))
             found += write(part, question, [keys[row] for row in rows], self.compute)
             if not self._reads_alike:
-                with torch.no_grad(), explained(self.class_name):
+                with torch.no_grad(), explained(self):
                     check_tokens(part, question, *found[0], compute=self.compute)
                 self._reads_alike = True
         return replace(conditioning, written=[ids for ids, _ in found]), [logprob for _, logprob in found]
@@ -222,7 +223,7 @@ class PipelineModel(LoadedPipeline):
         guidance = self.rollout.guidance_scale
 
         def asked() -> Question:
-            with explained(self.class_name), torch.no_grad():
+            with explained(self), torch.no_grad():
                 try:
                     self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
                 except Asked as found:
@@ -306,13 +307,13 @@ class PipelineModel(LoadedPipeline):
         self, request: Requests, guidance: float, x: Tensor, time: float
     ) -> Generator[list[Call], list[Any], Tensor]:
         """The velocity at a state [1, ...] of a prompt at a time."""
-        with explained(self.class_name):
+        with explained(self):
             program = self.program(request, guidance)
         try:
             return (yield from program.velocity(self._run.scheduler, x, time))
         except ControlFlowChanged:
             k = program.before(time)
-        with explained(self.class_name):  # recorded anew, with this time in the place of its own
+        with explained(self):  # recorded anew, with this time in the place of its own
             program = self.program(request, guidance, time, partial(program.table.placed, k=k, time=time))
         return (yield from program.velocity(self._run.scheduler, x, time, k))
 
@@ -323,7 +324,7 @@ class PipelineModel(LoadedPipeline):
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
-        with self._as_it_is(), explained(self.class_name), torch.no_grad():
+        with self._as_it_is(), explained(self), torch.no_grad():
             check_steps(self, full, guidance)
             check_samples(self, full, guidance)
             if guidance > 1:
@@ -341,7 +342,7 @@ class PipelineModel(LoadedPipeline):
     ) -> Program:
         """A run that is recorded; see ``program``."""
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
-        with torch.no_grad(), explained(self.class_name):
+        with torch.no_grad(), explained(self):
             returned = self.run(request, guidance, run)
             run.drop_unread()
             return Program(run, returned)
@@ -376,7 +377,7 @@ class PipelineModel(LoadedPipeline):
         """What encoders give for a prompt, in their first so many results."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
-            with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
+            with torch.no_grad(), suppress(EncodersDone), explained(self):
                 self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 
@@ -388,7 +389,7 @@ class PipelineModel(LoadedPipeline):
     def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""
         program = self.program(request, self.rollout.guidance_scale)
-        with torch.no_grad(), explained(self.class_name):
+        with torch.no_grad(), explained(self):
             x = program.begin(seed)
         return x[0].float() / program.table.scale(float(program.table.times[0]))
 

@@ -50,7 +50,7 @@ class PixelSpace(nn.Module):
         """Pixels [B, C, H, W] as they are."""
         return SimpleNamespace(latent=pixels)
 
-    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
+    def decode(self, latents: Tensor, return_dict: bool = True, generator: None = None) -> Any:
         """Latents [B, C, H, W] as they are."""
         return SimpleNamespace(sample=latents) if return_dict else (latents,)
 
