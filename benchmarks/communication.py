@@ -21,7 +21,6 @@ micro-batches.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -30,9 +29,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, get_process_group_ranks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks import setting
 from burnish.config import load
@@ -40,12 +36,10 @@ from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
 from burnish.config.hardware import NODE, Speed, read_machine
 from burnish.plan import measure
 from burnish.plan.advice import least_bytes
-from burnish.plan.counter import OPERATIONS, LiveBytes
+from burnish.plan.counter import BETWEEN, INSIDE, OPERATIONS, LiveBytes
 from burnish.plan.forecast import half_of, pretended
 from burnish.plan.published import CONFIG, Published, located, published
 
-INSIDE, BETWEEN = "inside", "between"  # machines
-SENT = {"allgather": 1, "reduce_scatter": 1, "alltoall": 1, "allreduce": 2}  # times that a tensor goes round a ring
 LEARNS = {"LoRA": "model.lora={rank: 32}", "all weights": "model.lora=null"}
 A3B = "Qwen3-VL-30B-A3B"
 TIMES = (1, 4, 16)  # micro-batches of an optimizer step
@@ -59,26 +53,8 @@ MODELS = {
 }  # fmt: skip
 
 WEIGHTS = {"SD3.5-M": 2.2e9, "Qwen2.5-VL-7B": 8.3e9, A3B: 31.1e9, "Qwen-Image": 20.4e9, "FLUX.1": 11.9e9}
-SPEED, RATES = Speed(), {INSIDE: 450e9, BETWEEN: 50e9}  # bytes a second that a GPU receives: NVLink, and 400 Gb/s
-
-
-class Exchanged(TorchDispatchMode):
-    """Counts the bytes that this rank receives, from its own machine and from others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        kind = re.sub("^_|_base|_$", "", func._schema.name.partition("::")[2])
-        if func.namespace == "c10d" and kind.strip("_") in SENT:
-            size = max(one.numel() * one.element_size() for one in tree_leaves(args) if isinstance(one, torch.Tensor))
-            group = ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
-            ranks = get_process_group_ranks(group)
-            where = INSIDE if max(ranks) // NODE == min(ranks) // NODE else BETWEEN
-            self.bytes[where] += int(SENT[kind.strip("_")] * size * (len(ranks) - 1) / len(ranks))
-        return found
+SPEED = Speed()
+RATES = {INSIDE: SPEED.nvlink * 1e9, BETWEEN: SPEED.network * 1e9}  # bytes a second that a GPU receives
 
 
 class Repeating(measure.OneMicroBatch):
@@ -125,13 +101,11 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             trainer = Repeating.of(assembly.workers, counter)
             measure.take_few(assembly, counter, half)
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
-            received, computed = [], []
+            works = []
             for trainer.times in (1, 2):
-                done = counter.done[OPERATIONS]
-                with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups):
+                with counter.span() as span, measure.phases_of_updates(counter, trainer.groups):
                     trainer.update(batch.select(range(size)), 1)
-                received.append(exchanged.bytes)
-                computed.append(counter.done[OPERATIONS] - done)
+                works.append(span.work)
             shard = layout[SHARD_SIZE] or size
             network, calls = assembly.roles._networks["policy"], Counter[str]()
             network.register_forward_pre_hook(lambda *_: calls.update([learns]) if torch.is_grad_enabled() else None)
@@ -141,10 +115,10 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             waits = least_bytes(config, layout, *counts) + 2 * counts[0] // config.sharding.parts < ROOM * memory
             each = [0 if waits else times * calls[learns] for times in TIMES]
             least, *fits = (minimum(network.parameters(), size, passes) for passes in (0, *each))
-    first, second = received
+    first, second = works
     for times, fitting in zip(TIMES, fits, strict=True):
         inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
-        operations = times * (computed[1] - computed[0])
+        operations = times * (second[OPERATIONS] - first[OPERATIONS])
         yield {
             "model": model, "learns": learns, "GPUs": size,
             "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,

@@ -29,6 +29,7 @@ import torch
 from peft import LoraConfig
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -45,7 +46,7 @@ from burnish.language.model.base import Shown
 from burnish.language.model.forwards import conversations
 from burnish.language.model.loading import load_language_model
 from burnish.language.sampling import Sampling
-from burnish.models.linear import joined
+from burnish.models.linear import cast_once, joined
 from burnish.models.lora import add_adapters, attach, lora_layers
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -60,7 +61,8 @@ CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wa
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
 LANGUAGE = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma3", "llava_onevision", "qwen3")
 FURTHER = 16  # tokens
-ONE_KERNEL = ("scaled_dot_product_attention", "rms_norm")  # of a GPU
+ATTENTION = "scaled_dot_product_attention"
+ONE_KERNEL = (ATTENTION, "rms_norm")  # of a GPU
 NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 
 
@@ -150,7 +152,8 @@ def work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
         roles.policy(x, time, conditioning)
     found, call = {}, calls[-1]
     ours = model.networks[call.network]
-    found["burnish"] = counted(lambda: model.forwards(ours, call))
+    with cast_once(lora_layers(ours), ["policy"]):  # as in every optimizer step
+        found["burnish"] = counted(lambda: model.forwards(ours, call))
     other: Any = load_model(ModelOptions(path=str(path), dtype="bfloat16", lora=options), rollout)
     plain = other.networks[call.network]
     if lora:
@@ -198,7 +201,8 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
                 return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
 
         answers = sampled(8)
-        learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob, "cuda")
+        with cast_once(lora_layers(policy), ["policy"]), mock.patch.object(functional, ATTENTION, one_kernel):
+            learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob, "cuda")
         burnish = (further(sampled, "cuda"), *learned)
     network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too
     low = copy.deepcopy(network)
@@ -224,6 +228,13 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
         return logits.float().log_softmax(-1).gather(-1, rows["input_ids"][:, -8:, None])
 
     return {"burnish": burnish, "transformers": (further(generated), *counted(forward))}
+
+
+def one_kernel(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0, **how: Any) -> Tensor:
+    """Attention of a vision tower, which takes itself apart where C++ sees no GPU."""
+    how.pop("enable_gqa", None)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return flash(q, k, v, dropout_p, attn_mask=attn_mask, **how)[0]  # type: ignore[no-any-return]
 
 
 def further(sample: Callable[[int], Any], device: str = "cpu") -> Counter[str]:

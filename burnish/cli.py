@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from burnish import __version__
 from burnish.commands.verbs import VERBS, Parser
 from burnish.hooks import EXIT_INTERRUPTED, ignore_further_signals
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError, out_of_memory
 from burnish.utils.terminal import console, message, prepare
 
@@ -113,5 +114,5 @@ def _top_parser() -> argparse.ArgumentParser:
 def _complain(error: UserError) -> None:
     from rich.text import Text
 
-    text = Text.assemble(("burnish: error: ", "bold red"), message(error))
+    text = Text.assemble(("burnish: error: ", "bold red"), redacted(message(error)))
     console(stderr=True, highlight=False).print(text, soft_wrap=True)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Self
 
-from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.files import Checkpoint, damage
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -109,9 +109,13 @@ class Controller:
         if checkpoint is not None:
             self.assembly.load_state_dict(checkpoint.load(self.assembly.identity, self.assembly.state_dict()))
 
+    def damage(self, checkpoint: Checkpoint) -> str:
+        """What is wrong with the content of a checkpoint, which those verify who resume from it; "" for nothing."""
+        return damage(checkpoint)
+
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, verified by whoever is to resume from it."""
-        return self.store.latest()
+        """The newest complete checkpoint."""
+        return self.store.latest(self.damage)
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         """Evaluate the weights that are exported; see ``burnish.tasks.evaluate``.

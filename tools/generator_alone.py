@@ -17,7 +17,7 @@ from tiny_calls import load as load_alone
 from torch import Tensor
 
 from burnish.diffusion.engine import FlowJob
-from burnish.diffusion.pipeline.arguments import SOUND_GUIDANCE, Arguments
+from burnish.diffusion.pipeline.arguments import SCHEDULED, SOUND_GUIDANCE, Arguments
 from burnish.diffusion.pipeline.program import joined
 from burnish.diffusion.pipeline.schedules import ANGLES, EULER
 from burnish.models.tiny import Tiny
@@ -97,6 +97,8 @@ def guidance_of(taken: Any, arguments: Arguments, prompt: Prompt, guidance: floa
     if guidance == 1 and arguments.guidance == scale and scale in taken:  # some are off at 0
         off = arguments.of(Requests(prompts=[prompt], height=None, width=None, steps=1), guidance)
         return {name: off[name] for name in scales}
+    if arguments.guidance == SCHEDULED:
+        return {SCHEDULED: [guidance] * arguments.rollout.num_inference_steps}
     return dict.fromkeys(scales, GUIDANCE) | ({"negative_prompt": NEGATIVE} if "negative_prompt" in taken else {})
 
 

@@ -132,7 +132,7 @@ def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
     if "image" in tiny.places:
         asked += [("What is it?", Shown(images=images[:1])), ("Compare them", Shown(images=images))]
     if "video" in tiny.places and "video" in model.readable:
-        asked.append(("What happens?", Shown(videos=samples("video")[:1])))
+        asked.append(("What happens?", Shown(videos=samples("video", frames=model.least_frames)[:1])))
     if "audio" in tiny.places and "audio" in model.readable:
         asked.append(("What is said?", Shown(audios=samples("audio", model.audio_rate)[:1])))
     found = []

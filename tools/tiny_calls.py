@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burnish.diffusion.pipeline.loading import classes_of
 from burnish.models.modular import pipeline_class
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.tiny import Tiny
@@ -52,7 +53,12 @@ def load(folder: Path) -> Any:
             blocks = diffusers.ModularPipeline.from_pretrained(folder)
             blocks.load_components(dtype=torch.float32)
             parts = {name: part_of(entry) for name, entry in read_object(folder / MODULAR).items()}
-            blocks.update_components(**processors_without_torchvision(folder, parts))
+            # some blocks name other classes than the folder, which could not be loaded, or only in part
+            given = processors_without_torchvision(folder, parts)
+            for name, kind in classes_of(parts).items():
+                if name not in given and type(getattr(blocks, name)) is not kind:
+                    given[name] = kind.from_pretrained(folder / name)
+            blocks.update_components(**given)
         # called as others are: what guides takes its scale from an argument
         blocks.__class__ = pipeline_class(type(blocks).__name__)
         blocks.set_progress_bar_config(disable=True)

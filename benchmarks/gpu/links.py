@@ -26,8 +26,6 @@ def moved(device: str, size: int) -> float:
 
 def rows() -> list[dict[str, Any]]:
     """A row for each figure."""
-    from benchmarks.communication import INSIDE, RATES  # not by the processes that sum, which import this file
-
     cards, speed = torch.cuda.device_count(), Speed()
     device = "cuda" if cards else "cpu"
     dtype, sides, size = (torch.bfloat16, (2048, 4096, 8192), 1 << 30) if cards else (torch.float32, (256,), 1 << 24)
@@ -38,7 +36,7 @@ def rows() -> list[dict[str, Any]]:
         ("from pinned memory, GB/s", copy_speed(device), None),
     ]
     if cards != 1:
-        found.append(("summed by all cards, GB/s", sum_speed(device, cards or 2), RATES[INSIDE] / 1e9))
+        found.append(("summed by all cards, GB/s", sum_speed(device, cards or 2), speed.nvlink))
         peers = [torch.cuda.can_device_access_peer(0, other) for other in range(1, cards)]
         found.append(("cards that reach the first one's memory", float(sum(peers)), None))
     return [{"name": name, "measured": value, "planned": plan} for name, value, plan in found]

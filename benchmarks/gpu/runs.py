@@ -181,7 +181,6 @@ def write_model(run: Run, folder: Path, *, smoke: bool) -> None:
 
 def planned(folder: Path) -> dict[str, Any]:
     """What ``burnish plan`` says of a run by its phases, for an H100: GB, seconds, and what bounds them."""
-    from benchmarks.communication import INSIDE, RATES
     from burnish.config import load
     from burnish.config.hardware import Speed
     from burnish.plan.forecast import forecast, seconds_of
@@ -199,7 +198,7 @@ def planned(folder: Path) -> dict[str, Any]:
             if times and "s planned" not in row:
                 row |= {"s planned": sum(seconds for seconds, _ in times), "bound planned": max(times)[1]}
         if pool.name == "rollout":
-            sent = 2 * sum(pool.weights) / RATES[INSIDE]
+            sent = 2 * sum(pool.weights) / Speed().nvlink / 1e9
             found["update_weights"] |= {"s planned": sent, "bound planned": "network"}
     return found
 

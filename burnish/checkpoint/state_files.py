@@ -20,6 +20,7 @@ from burnish.checkpoint.files import FileEntry
 from burnish.training.saved import Chunk, SavedTensor, in_memory, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
+from burnish.utils.terminal import without_collecting
 
 FOLDER = "tensors"
 PIECE = 16 << 20  # bytes that are copied from a GPU, hashed and written at a time
@@ -115,6 +116,7 @@ def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
                 yield memoryview(copied.view(torch.uint8).numpy())
 
 
+@without_collecting()
 def read_tensors(files: Iterable[Path]) -> dict[str, SavedTensor]:
     """The tensors in the files of all ranks by name; nothing but headers is read.
 
@@ -125,11 +127,13 @@ def read_tensors(files: Iterable[Path]) -> dict[str, SavedTensor]:
     found: dict[str, SavedTensor] = {}
     for file in files:
         try:
-            for name, part in _parts(file):
-                known = found.setdefault(name, replace(part, chunks=()))
-                if (known.shape, known.dtype) != (part.shape, part.dtype):
-                    raise ValueError(f"{name} has another shape or type than in another file")
-                found[name] = replace(known, chunks=known.chunks + part.chunks)
+            for chunk, shape, dtype in _chunks(file):
+                known = found.get(chunk.name)
+                if known is None:
+                    found[chunk.name] = known = SavedTensor(torch.Size(shape), dtype, [])
+                if known.shape != shape or known.dtype != dtype:
+                    raise ValueError(f"{chunk.name} has another shape or type than in another file")
+                known.chunks.append(chunk)
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{file} is not a file of tensors of a run: {error}; nothing of it was executed; use another checkpoint"
@@ -140,17 +144,18 @@ def read_tensors(files: Iterable[Path]) -> dict[str, SavedTensor]:
     return found
 
 
-def _parts(path: Path) -> Iterator[tuple[str, SavedTensor]]:
-    """What a file has of every tensor in it, by name."""
+def _chunks(path: Path) -> Iterator[tuple[Chunk, tuple[int, ...], torch.dtype]]:
+    """What a file has of every tensor in it, with the tensor's full shape and type."""
     file: Any = safe_open(path, "pt")  # refuses a header that does not fit the file
     places = json.loads((file.metadata() or {}).get("places", "{}"))
     for name in file.keys():  # noqa: SIM118  # it is no dict
         part = file.get_slice(name)
-        shape = tuple(part.get_shape())
-        offset, full = map(tuple, places.get(name, ([0] * len(shape), shape)))
-        if any(a < 0 or a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
-            raise ValueError(f"{name:.80} lies outside of the full tensor")
-        yield name, SavedTensor(torch.Size(full), DTYPES[part.get_dtype()], (Chunk(file, name, shape, offset),))
+        shape = part.get_shape()
+        offset, full = places.get(name) or ([0] * len(shape), shape)
+        for first, length, all_of_it in zip(offset, shape, full, strict=True):
+            if first < 0 or first + length > all_of_it:
+                raise ValueError(f"{name:.80} lies outside of the full tensor")
+        yield Chunk(file, name, tuple(shape), tuple(offset)), tuple(full), DTYPES[part.get_dtype()]
 
 
 NAME = "state.json"

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config import RunConfig, load
 from burnish.config.hub import with_models
-from burnish.config.load import recipe_names
-from burnish.config.plugins import code_named
+from burnish.config.load import recipe_names, used_by
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, TASKS, task_named
-from burnish.report.runs import read_configuration
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.hub import hub_name, index_in
@@ -30,7 +28,6 @@ log = logging.getLogger(__name__)
 LAYER = ".lora_A."  # behind the name of a layer
 NETWORKS = ("transformer", "transformer_2", "unet")  # usual names of those that have adapters
 BARE = Path(__file__).parents[1] / "evaluation" / "bare"  # recipes of models as they are, by task
-LOOK = "check it first if the run is not yours"
 
 
 def open_run(
@@ -76,18 +73,10 @@ def open_run(
             f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these. "
             f"A model is not a run: give a recipe, with model.path={source}"
         )
-    if imported := code_named(read_configuration(folder.config)):
-        # the folder may come from somebody else, so this is said before anything is imported
-        log.warning("%s executes %s on this machine; %s", folder.config, ", ".join(imported), LOOK)
+    say_used(folder.config)
     config: RunConfig = load(str(folder.config), list(overrides))
     check(config)
     config = with_models(config)
-    named = [(section, path) for one in (config.user_code(), config.services()) for section, paths in one.items()
-             for path in paths]  # fmt: skip
-    if samples and named:
-        # nor has this been imported, started or connected to
-        used = ", ".join(f"{section} ({path})" for section, path in named)
-        log.warning("%s makes this machine use %s; %s", folder.config, used, LOOK)
     with loading_pytorch():
         from burnish.checkpoint.files import read
         from burnish.checkpoint.store import CheckpointStore
@@ -102,6 +91,14 @@ def open_run(
     with progress("Loading the model"):
         assembly.load_weights(checkpoint.load(assembly.identity, assembly.weights()))
     return assembly, checkpoint.update
+
+
+def say_used(config: Path) -> None:
+    """Say what a run's configuration names before any of it is used: the folder may come from somebody else."""
+    if named := [f"{option}={value:.300}" for option, value in used_by(str(config))]:
+        log.warning(
+            "%s makes this machine run or ask %s; check it first if the run is not yours", config, ", ".join(named)
+        )
 
 
 def open_model(source: str, task: str | None = None, overrides: Sequence[str] = ()) -> tuple[Assembly, None] | None:

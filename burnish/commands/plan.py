@@ -36,7 +36,7 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     Args:
         recipe: name of a recipe (burnish recipes) or path of a .yaml file
         overrides (OPTION=VALUE): options of the run as section.option=value, with the value in YAML; gpus=8, nodes=2,
-            memory=80GB of each GPU; tflops, bandwidth, launch of one
+            memory=80GB of each GPU; tflops, bandwidth, launch, nvlink, network of one
     """
     speed, options = read_speed(overrides)
     config = load(recipe, options)
@@ -113,17 +113,20 @@ def _show(pool: PoolForecast, memory: int | None) -> None:
 
 def _show_seconds(pool: PoolForecast, speed: Speed) -> None:
     """A row for each phase of an update: how long a GPU takes at least, and what for."""
-    from burnish.plan.counter import KERNELS, MOVED, OPERATIONS
+    from burnish.plan.counter import BETWEEN, INSIDE, KERNELS, MOVED, OPERATIONS
     from burnish.plan.forecast import seconds_of
 
     if not pool.work:
         return
     each = f"{speed.tflops:g} TFLOP/s, {speed.bandwidth:g} GB/s, {speed.launch:g} µs a kernel"
     terminal.say((f"seconds of an update on each GPU, at {each}", "bold"))
-    names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels")
+    if several := any(work[INSIDE] or work[BETWEEN] for work in pool.work.values()):
+        each += f"; from others {speed.nvlink:g} GB/s in a machine, {speed.network:g} GB/s between machines"
+    names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels", *(["GB received"] if several else []))
     terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))
     for phase, work in pool.work.items():
         seconds, bound = seconds_of(work, speed)
         figures = f"{work[OPERATIONS] / 1e12:12,.0f}{work[MOVED] / 1e9:12,.0f}{work[KERNELS]:12,.0f}"
+        figures += f"{(work[INSIDE] + work[BETWEEN]) / 1e9:12,.1f}" if several else ""
         terminal.say(f"{phase:18}{seconds:12.1f}{bound:>12}{figures}")
     terminal.say()

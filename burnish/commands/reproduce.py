@@ -9,6 +9,7 @@ from typing import Annotated
 
 from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.launch import Values, train_all
+from burnish.commands.opening import say_used
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.runs import read_configuration
 from burnish.report.statistics import REWARD
@@ -42,6 +43,7 @@ def reproduce(run: str, *, seeds: Annotated[int, 0, 1000] = 0, output: str | Non
     target = checked_path(output or f"{folder.path}_reproduced", "--output")
     if target.exists():
         raise UserError(f"{target} exists already; give another --output")
+    say_used(folder.config)
     seed = int(config.get("seed") or 0)
     again = target / f"seed={seed}"
     if code := train_all(str(folder.config), _members(target, [seed])):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from burnish.models.tiny import ALL, LANGUAGE, Described, Tiny, TinyLanguage, describe, language, read
 from burnish.models.tiny.language import draw_weights
-from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
+from burnish.models.tiny.tokenizers import made, t5
 from burnish.rewards.images.learned import (
     AESTHETIC_FILES,
     BLIP_FILE,
@@ -159,16 +159,8 @@ def _siglip_tokenizer() -> Any:
     return reader
 
 
-def _siglip2_tokenizer() -> Any:
-    from transformers import Siglip2Tokenizer
-
-    words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
-    kind: Any = Siglip2Tokenizer
-    return kind(vocab=words, merges=merges, padding_side="right", model_max_length=64)
-
-
 TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "clip": clip, "t5": t5, "siglip": _siglip_tokenizer, "siglip2": _siglip2_tokenizer,
+    "clip": partial(made, "clip"), "t5": t5, "siglip": _siglip_tokenizer, "siglip2": partial(made, "siglip2"),
 }  # fmt: skip
 
 
@@ -219,7 +211,7 @@ def _hpsv2(folder: Path, seed: int) -> None:
         weights[name.replace(".q_proj.", ".in_proj_")] = torch.cat(thirds)
     torch.save({"state_dict": weights}, folder / RELEASES["v2.1"])
     vision = {"image_size": SIZE, "layers": 2, "width": HIDDEN, "head_width": HIDDEN // 2, "patch_size": PATCH}
-    text = {"context_length": 77, "vocab_size": len(clip()), "width": HIDDEN, "heads": 2, "layers": 2}
+    text = {"context_length": 77, "vocab_size": len(made("clip")), "width": HIDDEN, "heads": 2, "layers": 2}
     (folder / OPEN_CLIP).write_text(
         json.dumps({"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text}})
     )
@@ -228,13 +220,8 @@ def _hpsv2(folder: Path, seed: int) -> None:
 def _image_reward(folder: Path, seed: int) -> None:
     """BLIP's own layout, with the name of the published file."""
     import torch
-    from transformers import BertTokenizer
 
-    letters = [chr(code) for code in range(33, 127)]
-    words = sorted({word for word in TEXT.lower().split() if word.isalpha()})
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    kind: Any = BertTokenizer
-    reader = kind(vocab=vocabulary([*special, *letters, *(f"##{letter}" for letter in letters), *words]))
+    reader = made("blip")
     reader.save_pretrained(folder)
     tower = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
     reads = {"vocab_size": len(reader) + 2, "max_position_embeddings": 64, "encoder_hidden_size": WIDTH}

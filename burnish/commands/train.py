@@ -6,13 +6,14 @@ import gc
 import logging
 import math
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from burnish.alarms.actions import Action, at_checkpoint, carry_out, changed, read_actions
-from burnish.checkpoint.files import Checkpoint, numbered, read
+from burnish.checkpoint.files import Checkpoint, damage, numbered, read
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.export import Exports
 from burnish.commands.fitting import Fit
@@ -110,7 +111,9 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
     with ExitStack() as beside:
         with stop.cancellable():
             store = CheckpointStore(folder.checkpoints, config.checkpoint)
-            checkpoint = starting_point(replace(config, resume=start), folder, store)
+            resumed, on_ray = replace(config, resume=start), config.runtime == "ray"
+            # the ranks of a cluster verify it together once they are there
+            checkpoint = starting_point(resumed, folder, store, (lambda _: "") if on_ray else damage)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
             given, actions = config, actions_of(checkpoint)
@@ -139,6 +142,13 @@ def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopReques
             )
             with terminal.progress("Loading the model"):
                 controller.check()
+            if checkpoint is not None and on_ray:
+                checkpoint = starting_point(resumed, folder, store, controller.damage)
+                if actions_of(checkpoint) != actions:
+                    raise UserError(
+                        "an alarm changed options after the newest checkpoint that is intact; start again with "
+                        f"resume={checkpoint.path if checkpoint else 'auto'}"
+                    )
         while True:
             try:
                 return _attempt(config, folder, controller, checkpoint, actions, stop, expected)
@@ -220,11 +230,13 @@ def with_steps(config: RunConfig) -> RunConfig:
     return counted
 
 
-def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint to resume from, by the option ``resume``."""
+def starting_point(
+    config: RunConfig, folder: RunFolder, store: CheckpointStore, damage: Callable[[Checkpoint], str] = damage
+) -> Checkpoint | None:
+    """The checkpoint to resume from, by the option ``resume``; ``damage`` finds what is wrong with one."""
     if config.resume == "never":  # there is no run, or it would have been refused
         return None
-    checkpoint = store.latest() if config.resume == "auto" else read(Path(config.resume))
+    checkpoint = store.latest(damage) if config.resume == "auto" else read(Path(config.resume), damage)
     if checkpoint is None:
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
             raise UserError(
@@ -234,7 +246,6 @@ def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore)
         # without a checkpoint, options may differ from those of the earlier attempt
         return None
     folder.refuse_other_configuration(config)
-    log.info("resuming from %s", checkpoint.path)
     return checkpoint
 
 
@@ -287,6 +298,7 @@ class RunHooks:
         saved = None if checkpoint is None else checkpoint.path.resolve().parent
         branch = saved is not None and saved != folder.checkpoints.resolve()
         again = self._unvalidated is not None or self.begun == 0
+        self._stop = expiry.stop
         self.recorded = None if checkpoint is None else self.begun - again
         unvalidated = None if self._unvalidated is None or branch else self.begun
 
@@ -349,6 +361,7 @@ class RunHooks:
 
     def close(self) -> None:
         """Close all in reverse order, also if one of them fails."""
+        self._stop.answer = "training has ended; checkpoints are still copied or exported (at most checkpoint.wait)"
         with ExitStack() as ends:
             for hook in reversed(self.all):
                 ends.callback(hook.close)

@@ -94,8 +94,10 @@ def _holds(mark: Mark, run: RunConfig) -> bool:
 
 
 def _message(option: str, value: Any, mark: Mark, run: RunConfig) -> str:
+    word = "given" if isinstance(value, list | dict) or dataclasses.is_dataclass(value) else show(value)
     if mark[0].why:
-        return f"{option} is given, but {mark[0].why.format(run=run)}{', or' if ';' in mark[0].why else ';'} remove it"
+        why = mark[0].why.format(run=run)
+        return f"{option} is {word}, but {why}{', or' if ';' in why else ';'} remove it"
     deciding, current = _decides(mark, run)
     return f"{option} is {show(plain(value))}, which is never read when {deciding} is {show(current)}; remove it"
 

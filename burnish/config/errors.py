@@ -10,14 +10,19 @@ from typing import Any
 import pydantic
 
 from burnish.config.foreign import foreign_name
+from burnish.config.hardware import KEY, Machine
 from burnish.config.names import Context, members_of, options_of
-from burnish.config.yaml_text import brief
+from burnish.config.yaml_text import brief, nest, show
 from burnish.registry import CHOICE, explanation, fields, names
 
 # what pydantic calls one of the types that an option may have, behind the option's name
 _TYPE = re.compile(r"str|bool|int|float|constrained-\w+|[\w-]+\[.*\]")
 
 NAMED = 120  # most characters shown of an unknown option's name
+ELSEWHERE = {  # words that are no options, where they are read
+    **dict.fromkeys(("extends", "variants", KEY), "{0} is read from the top of a recipe's file alone; write it there"),
+    **dict.fromkeys(fields(Machine), "{0} is read from the command line alone: burnish train RECIPE {0}=VALUE"),
+}
 
 _KINDS = {  # what pydantic says of these is about Python
     "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
@@ -27,7 +32,9 @@ _KINDS = {  # what pydantic says of these is about Python
     "tuple_type": "a list, as in [0.9,0.999]",
     "list_type": "a list, as in [a,b]",
     "dict_type": "options by name",
-    "dataclass_type": "a section with options of its own",
+    "dataclass_type": "a section with options of its own; {} has their defaults",
+    "byte_size": "a size, as in 80GB",
+    "byte_size_unit": "a size, as in 80GB",
     "missing": "a longer list",
     "too_long": "a shorter list",
 }
@@ -51,8 +58,8 @@ def messages(error: pydantic.ValidationError, context: Context, place: Sequence[
             inside.add(option)
             yield _message(one, [*here[:end], *here[end + 1 :]], context)
     for option in [name for name in either if name not in inside]:
-        value, says = either[option][0]["input"], dict.fromkeys(_says(one).partition(";")[0] for one in either[option])
-        yield f"{option} is {brief(value)}; it must be {' or '.join(says)}{_sweep(value)}{context.origin(option)}"
+        value, kinds = either[option][0]["input"], dict.fromkeys(says(one).partition(";")[0] for one in either[option])
+        yield f"{option} is {brief(value)}; it must be {' or '.join(kinds)}{_sweep(value)}{context.origin(option)}"
 
 
 def _end_of_option(place: Sequence[str | int], context: Context) -> int:
@@ -68,12 +75,12 @@ def _sweep(value: Any) -> str:
     return "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
 
 
-def _says(error: Any) -> str:
+def says(error: Any) -> str:
     """What a value must be, where that is all that is wrong with it."""
     kind, details = error["type"], error.get("ctx", {})
     if kind in _BOUNDS:
         (bound,) = details.values()
-        return f"{_BOUNDS[kind]} {bound:.10g}"
+        return f"{_BOUNDS[kind]} {bound if isinstance(bound, int) else format(bound, '.10g')}"
     if kind == "literal_error":
         return str(details["expected"]).replace("'", "")
     return _KINDS.get(kind) or str(error["msg"]).removeprefix("Input should be ")
@@ -86,22 +93,22 @@ def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
         return unknown([*map(str, place)], value, context)
     if kind == "missing" and isinstance(place[-1], str):
         words = explanation(context.options_at(place[:-1]), place[-1])
-        what = f"{option} is required: {words[:1].lower()}{words[1:]}"
-        return f"{what} Set it in {context.recipe} or on the command line"
+        what = words[:1].lower() + words[1:] if words[:2].istitle() else words
+        return f"{option} is required: {what} Set it in {context.recipe} or on the command line"
     if kind == CHOICE:
         return _not_chosen(option, value, details, context) + context.origin(option)
     if kind == "value_error":
-        return _inconsistent(str(details["error"]), place, context) + context.origin(option)
+        return _inconsistent(str(details["error"]), place, value, context) + context.origin(option)
     if kind == "literal_error":
         choices = [choice.strip().strip("'") for choice in details["expected"].replace(" or ", ", ").split(", ")]
         return wrong_choice(option, value, choices) + context.origin(option)
-    says = f"it must be {_says(error)}"
-    if says.endswith(error["msg"]):  # a sentence of its own
-        says = error["msg"]
+    what = f"it must be {says(error)}"
+    if what.endswith(error["msg"]):  # a sentence of its own
+        what = error["msg"]
     if kind in _KINDS and type(None) in members_of(context.options.get(option, ((), None))[0]):
-        says += ", or null"
+        what += ", or null"
     option = option.rpartition(".")[0] if kind == "missing" else option  # a value of a tuple
-    return f"{option} is {brief(value)}; {says}{_sweep(value)}{context.origin(option)}"
+    return f"{option} is {brief(value)}; {what}{_sweep(value)}{context.origin(option)}"
 
 
 def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
@@ -134,7 +141,8 @@ def another_task(kind: str, name: Any) -> str | None:
 
 def wrong_choice(option: str, value: Any, choices: Sequence[str]) -> str:
     """``value`` is none of ``choices``."""
-    near = difflib.get_close_matches(str(value), choices, n=1)
+    word = str(value).lower()
+    near = [one for one in choices if word in one.split("_")] or difflib.get_close_matches(word, choices, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{option} is {brief(value)}; {hint}it must be one of {', '.join(choices)}"
 
@@ -148,6 +156,10 @@ def unknown(location: list[str], value: Any, context: Context) -> str:
     short = location[-1] not in {one.rpartition(".")[2] for one in known}
     foreign = foreign_name(option, context.config.algorithm_kind.split()[0], short=short)
     shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
+    if location[0] in ELSEWHERE:
+        return f"{shown} is {brief(value)}, but {ELSEWHERE[location[0]].format(location[0])}{context.origin(option)}"
+    if option in known:  # with dots in a file
+        return f"{shown} has dots, but a file has sections: write {show(nest({option: value}))}{context.origin(option)}"
     if owner := _owner(location, context):
         return f"{shown} is {brief(value)}, but {owner}{context.origin(option)}"
     if foreign:
@@ -159,10 +171,12 @@ def unknown(location: list[str], value: Any, context: Context) -> str:
 
 def _nearest(location: Sequence[str], known: Sequence[str]) -> str:
     option, section, leaf = ".".join(location), ".".join(location[:-1]), location[-1]
+    near = [] if section in ("", *known) else difflib.get_close_matches(option, known, n=1)
+    while section not in ("", *known):
+        section = section.rpartition(".")[0]
     siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
     same_name = [one for one in known if one.rpartition(".")[2] == leaf]
-    close = difflib.get_close_matches(leaf, siblings, n=1)
-    near = [] if siblings else difflib.get_close_matches(option, known, n=1)
+    close = difflib.get_close_matches(leaf, siblings, n=1) if section == ".".join(location[:-1]) else []
     if meant := [".".join([*location[:-1], one]) for one in close] or near or same_name:
         return f"did you mean {' or '.join(meant)}?"
     return f"{section or 'a recipe'} has: {', '.join(siblings) or 'no options'}"
@@ -185,7 +199,7 @@ def _owner(location: Sequence[str], context: Context) -> str:
     )
 
 
-def _inconsistent(message: str, place: Sequence[str | int], context: Context) -> str:
+def _inconsistent(message: str, place: Sequence[str | int], value: Any, context: Context) -> str:
     """Message of a section's or an option's own check, with the full name of the option that it begins with."""
     for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
         message = re.sub(rf"\b{python}\b", yaml, message)
@@ -195,4 +209,4 @@ def _inconsistent(message: str, place: Sequence[str | int], context: Context) ->
         return f"{option}.{message}"
     if place and first.split(".")[0] == place[-1]:
         return ".".join([*map(str, place[:-1]), message])
-    return f"{option}: {message}"
+    return f"{option}: {message}" if section is not None else f"{option} is {brief(value)}: {message}"

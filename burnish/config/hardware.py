@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
-from burnish.config.yaml_text import read_overrides, show
+from burnish.config.yaml_text import brief, read_overrides, show
 from burnish.options import Count, Positive
 from burnish.registry import explanation, fields, options, validated
 from burnish.utils.errors import ConfigError
@@ -137,6 +137,10 @@ class Speed:
     """GB a second that kernels read and write."""
     launch: Positive = 5.0
     """Microseconds from one kernel to the next."""
+    nvlink: Positive = 450.0
+    """GB a second that it receives of others in its machine."""
+    network: Positive = 50.0
+    """GB a second that it receives of other machines: 400 Gb/s."""
 
 
 def listed(stated: Sequence[Hardware]) -> str:
@@ -191,10 +195,12 @@ def _words(kind: type, words: dict[str, Any]) -> Any:
     try:
         return validated(kind, words)
     except ValidationError as error:
+        from burnish.config.errors import says
+
         first = error.errors()[0]
         word = str(first["loc"][0])
         raise ConfigError(
-            f"{word} is {first['input']!r:.80}: {first['msg']}; it is: {explanation(kind, word)}"
+            f"{word} is {brief(first['input'])}; it must be {says(first)}. It is: {explanation(kind, word)}"
         ) from None
 
 
@@ -210,8 +216,8 @@ def read_hardware(stated: Any, file: str) -> tuple[Hardware, ...]:
     """
     try:
         return tuple(validated(list[Hardware], stated if isinstance(stated, list) else [stated]))
-    except ValidationError as error:
+    except ValidationError:
         raise ConfigError(
             f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, or a list of such, with "
-            f"options a list of OPTION=VALUE: {error.errors()[0]['msg']}"
+            f"gpus a multiple of {NODE} above {NODE}, and options a list of OPTION=VALUE"
         ) from None

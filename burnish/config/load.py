@@ -18,10 +18,10 @@ from typing import Any
 
 import pydantic
 
-from burnish.config.errors import messages, wrong_choice
+from burnish.config.errors import another_task, messages, wrong_choice
 from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
 from burnish.config.names import Context
-from burnish.config.plugins import chosen_by_path, open_plugins, with_whole_paths
+from burnish.config.plugins import chosen_by_path, open_plugins, uses, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import at, merge, nest, parse, read_overrides, show
@@ -105,6 +105,15 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     return Context(layers, given, tree, task_named(chosen_task(trees)).config)
 
 
+def used_by(recipe: str) -> list[tuple[str, str]]:
+    """Code, programs and servers that a recipe, or one that it extends, names; nothing of it is imported.
+
+    Raises:
+        ConfigError: there is no such recipe, or it can't be read.
+    """
+    return [use for one in _extended(find_recipe(recipe)) for use in uses(one.content)]
+
+
 def recipe_names() -> list[str]:
     """The recipes that ship with Burnish, those in folders as FOLDER/NAME, without the base recipes."""
     return [name for name in _shipped() if Path(name).name != BASE]
@@ -117,8 +126,9 @@ def find_recipe(recipe: str) -> Path:
     path = checked_path(recipe, "recipe")
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    near = difflib.get_close_matches(recipe, recipe_names(), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    inside = [name for name in recipe_names() if name.startswith(f"{recipe.rstrip('/')}/")]
+    near = inside[:3] or difflib.get_close_matches(recipe, recipe_names(), n=1)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(
         f"recipe is {recipe}, which is none; {hint}give one that burnish recipes lists, such as quickstart, or the "
         "path of a .yaml file; options come behind it"
@@ -160,7 +170,7 @@ def _extended(path: Path) -> Iterator[Recipe]:
         beside = path.parent / extended
         try:
             path = beside if beside.is_file() else find_recipe(extended)
-        except ConfigError as error:
+        except UserError as error:
             raise ConfigError(f"{where}: {error}") from None
     raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
 
@@ -175,7 +185,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
         )
-    if isinstance(content.get("algorithm"), str):  # short for algorithm: {name: ...}
+    if not isinstance(content.get("algorithm", {}), dict):  # short for algorithm: {name: ...}
         content["algorithm"] = {"name": content["algorithm"]}
     return with_whole_paths(content)
 
@@ -232,6 +242,10 @@ def _variants(variants: Any, file: str, kind: str) -> dict[Any, Any]:
         raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
         if not known(kind, name):
+            if other := another_task(kind, name):
+                raise ConfigError(
+                    f"{file} has variants.{name}, so it is for task {other}; give that, or another recipe"
+                )
             raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind)) + f" (in {file})")
         inner = changed.get("algorithm", {}) if isinstance(changed, dict) and "variants" not in changed else None
         if not isinstance(inner, dict) or inner.get("name", name) != name:
@@ -273,7 +287,7 @@ def _say_replaced(file: str, gone: tuple[str, ...]) -> None:
 def _refuse_removals(given: dict[str, Any], rewards: dict[str, Any]) -> None:
     for option, value in given.items():
         section, _, label = option.partition(".")
-        if value is None and section == "rewards" and "." not in label and label not in rewards:
+        if value is None and section == "rewards" and label and "." not in label and label not in rewards:
             raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(rewards) or 'none'}")
 
 
@@ -320,5 +334,7 @@ def labelled(tree: dict[str, Any]) -> dict[str, Any]:
         return tree
     kept = {label: own for label, own in rewards.items() if own is not None}
     if odd := [label for label in kept if not LABEL.fullmatch(label)]:
-        raise ConfigError(f"rewards has {label!r}; a label may only contain letters, digits, _ and -" for label in odd)
+        raise ConfigError(
+            f"rewards has {label!r}; a label has letters, digits, _ and -, a letter first" for label in odd
+        )
     return tree | {"rewards": {k: {"name": k} | own if isinstance(own, dict) else own for k, own in kept.items()}}

@@ -7,7 +7,8 @@ from typing import Any
 
 from burnish.config.yaml_text import at, merge, nest, show
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.user_code import absolute, load_module, reason
+from burnish.utils.paths import PREFIX
+from burnish.utils.user_code import absolute, load_module, names_code, reason
 
 
 def open_plugins(plugins: Any) -> list[str]:
@@ -35,11 +36,19 @@ def open_plugins(plugins: Any) -> list[str]:
     return [absolute(where) for where in plugins]
 
 
-def code_named(tree: Mapping[str, Any]) -> list[str]:
-    """Modules and files that reading a configuration imports."""
-    plugins = tree.get("plugins")
-    found = [f"plugins[{i}]={where}" for i, where in enumerate(plugins)] if isinstance(plugins, list) else []
-    return found + [f"{'.'.join(place)}={name}" for place, _, name in chosen_by_path(tree)]
+PROGRAMS = {"plugins", "command", "python", "servers"}  # options that hold modules or programs, by whatever name
+SERVERS = ("http://", "https://")
+
+
+def uses(tree: Any, *place: str) -> Iterator[tuple[str, str]]:
+    """Code, programs and servers that a recipe's text names wherever it may: each option, and its value."""
+    if isinstance(tree, str):
+        code = names_code(tree) and not tree.startswith(PREFIX)
+        if code or tree.startswith(SERVERS) or PROGRAMS.intersection(place):
+            yield ".".join(place), tree
+    elif isinstance(tree, Mapping | list):
+        for name, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from uses(value, *place, str(name))
 
 
 def chosen_by_path(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:

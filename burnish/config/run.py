@@ -399,10 +399,6 @@ class RunConfig(ABC):
         for reward in self.rewards.values():
             reward.required_fields()
 
-    def services(self) -> dict[str, list[str]]:
-        """Servers that the run asks and programs that it starts, by the section that names them."""
-        return {f"rewards.{label}": list(getattr(reward, "urls", ())) for label, reward in self.rewards.items()}
-
     def cautions(self) -> Iterator[str]:
         """Warnings about options that are obeyed, but seldom meant."""
         yield from ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -15,11 +16,13 @@ from typing import IO, Any, Self
 from burnish.config import RunConfig, batches, changes, dump, load
 from burnish.config.checks import may_change
 from burnish.config.hardware import read_machine
-from burnish.config.plugins import chosen_by_path, portable
+from burnish.config.load import used_by
+from burnish.config.plugins import chosen_by_path, portable, uses
 from burnish.config.text import to_dict
+from burnish.config.yaml_text import show
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError, first_line, listed
-from burnish.utils.json_text import parse_json
+from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import (
     ALARMS,
     ALARMS_ACTIONS,
@@ -35,7 +38,7 @@ from burnish.utils.paths import (
     holds_run,
 )
 from burnish.utils.reading import checked_path, read_file
-from burnish.utils.user_code import code_of
+from burnish.utils.user_code import code_of, names_code
 
 log = logging.getLogger(__name__)
 
@@ -109,12 +112,14 @@ class RunFolder:
         check_run_folder(str(self.path))
         if not self.path.is_dir():
             return
+        places = [self.path / place.partition("/")[0] for place in (CLAIM, *PLACES.values())]
+        for place in itertools.chain(places, *(place.glob("*") for place in places)):
+            if place.is_symlink():  # the folder may come from somebody else, and this is written to
+                raise UserError(f"{place} is a link; remove it, or put what it leads to in its place")
         import fcntl
 
         with writing(self.path):
-            # never through a link: the folder may come from somebody else, and the file is overwritten below
-            number = os.open(self.path / CLAIM, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-            file = os.fdopen(number, "a+", encoding="utf-8")
+            file = (self.path / CLAIM).open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -185,8 +190,15 @@ class RunFolder:
         """
         if not self.config.exists():
             return
+        tree = to_dict(config)
+        ours = dict(flattened(tree)) | dict(uses(tree))
         try:
-            before = self._before(config)
+            other = [
+                f"{option}: {value} -> {show(ours.get(option))}" for option, value in used_by(str(self.config))
+                if names_code(value) and not may_change(config, option)
+                and portable(option, value) != portable(option, ours.get(option))
+            ]  # fmt: skip
+            before = config if other else self._before(config)  # or code that nobody here has named would be imported
         except UserError as error:
             raise UserError(
                 f"{self.config}, the options of the run that is to be resumed, can't be read: {first_line(error)}\n"
@@ -194,7 +206,7 @@ class RunFolder:
             ) from error
         decaying = [name for name, one in config.optimizers.items() if one.has_length and one.schedule_updates is None]
         options = {line: line.split(":", 1)[0] for line in changes(before, config)}
-        differing = [
+        differing = other or [
             line for line, option in options.items()
             if not may_change(config, option) or (option == "steps" and decaying)
         ]  # fmt: skip

@@ -22,21 +22,29 @@ _WORDS = [
     ("int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), "-+0123456789"),
     ("float", _FLOAT, "-+.0123456789"),
     ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("merge", re.compile(r"^<<$"), "<"),
 ]
 
 
+NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")  # what names of options are, and <<
+
+
 class _Loader(yaml.CSafeLoader):
-    """YAML 1.2's scalars; mappings whose names are words, each given once."""
+    """YAML 1.2's scalars, and merged mappings; those whose names are words, each given once."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in NAMES:
                 raise yaml.constructor.ConstructorError(None, None, "names of options must be words", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            if ":" in key.value and value.value == "":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} needs a space behind its colon", key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

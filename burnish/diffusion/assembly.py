@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,9 @@ class FlowEvaluation(DrawnEvaluation):
             sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
         )
 
+    def prepare(self, job: FlowJob) -> None:
+        self.assembly.engine.prepare(job.prompts, job)
+
     def sampled(self, job: FlowJob) -> Evaluated:
         """In batches, which are scored while the next ones are sampled."""
         assembly, structures, shown = self.assembly, list[Any](), list[Any]()
@@ -97,7 +101,17 @@ class FlowEvaluation(DrawnEvaluation):
 
 log = logging.getLogger(__name__)
 
+HELD = ("kl_guidance", "reference_guidance")  # options of algorithms: guidance of the untrained model
 DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
+
+
+@contextmanager
+def asked_by(option: str) -> Iterator[None]:
+    """What is refused of guidance is refused as another option's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(re.sub(r"(rollout\.)?guidance_scale is", f"{option} is", str(error))) from error
 
 
 class FlowAssembly(Assembly):
@@ -159,6 +173,8 @@ class FlowAssembly(Assembly):
     def generate(self, request: RolloutRequest | None) -> Scored | None:
         roles, worker = self.roles, self.rollout_worker
         scored: Scored | None = None
+        if request is not None:
+            self.engine.prepare(request.prompts)
         # adapters share one network, which is gathered once for all
         with roles.gathered() if roles.lora is not None else nullcontext():
             try:
@@ -233,9 +249,23 @@ class FlowAssembly(Assembly):
         self.check_writer()
         for i, teacher in enumerate(self.needs.teachers):
             check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
+        for option, scale in self.guidances.items():
+            path, index = read_index(self.config.model)
+            with asked_by(option):
+                family_of(self.config.model, index).check_options(
+                    path, index, replace(self.config.rollout, guidance_scale=scale or 1.0)
+                )
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self.check_sizes(self.config.rewards, *sized)
+
+    @property
+    def guidances(self) -> dict[str, float | None]:
+        """Guidance of teachers and of the untrained model, by option; None is the rollout's."""
+        teachers = {f"algorithm.teachers[{i}].guidance_scale": one.guidance_scale
+                    for i, one in enumerate(self.needs.teachers)}  # fmt: skip
+        own = {name: getattr(self.config.algorithm, name, None) for name in HELD}
+        return teachers | {f"algorithm.{name}": scale for name, scale in own.items() if scale is not None}
 
     def check_writer(self) -> None:
         """Refuse to train a part that writes tokens where nothing can learn them, by model_index.json alone."""
@@ -312,7 +342,11 @@ class FlowAssembly(Assembly):
             if self.config.validates:  # nor those of validations
                 self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))
         super().check()
-        _ = self.roles.teachers
+        asked = [(role.model, role.guidance) for role in self.roles.teachers]
+        asked += [(self.roles.model, scale or 1.0) for scale in [*self.guidances.values()][len(asked) :]]
+        for option, (model, scale) in zip(self.guidances, asked, strict=True):
+            with asked_by(option), self.roles.sampling("policy", merge=False):
+                model.verify(self.engine.condition(self._drawn_from[:1]), guidance=scale)
         for data in self.finished.values():
             data.check()
 

@@ -84,17 +84,18 @@ class FlowEngine:
 
     def __init__(self, roles: FlowRoles, options: RolloutOptions, *, seed: int) -> None:
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
-        # whether adapters are folded in
-        self.merges = not merging_rounds(self.model.network) if options.merge_lora == "auto" else options.merge_lora
+        # whether adapters are folded in; weights that leave the device would lose them
+        may = not (merging_rounds(self.model.network) or self.model.bases)
+        self.merges = may if options.merge_lora == "auto" else options.merge_lora
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` images at a time, in order: rows, trajectories, images uint8."""
         if not self.model.denoises:
             job = replace(job, recording=None)  # of steps there is nothing to learn
-        guidance = self.options_of(job).guidance_scale
+        guidance, conditioning = self.options_of(job).guidance_scale, self.condition(job.prompts, job)
+        self.prepare(job.prompts, job)
         with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
             role = replace(network, guidance=guidance, around=partial(step.forward, job.check_cancelled))
-            conditioning = self.condition(job.prompts, job)
             logprobs = list[Tensor]()
             if self.model.writer is not None:
                 keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
@@ -135,6 +136,16 @@ class FlowEngine:
         how = self.options_of(job)
         return self.model.condition(prompts, height=how.height, width=how.width, steps=how.num_inference_steps)
 
+    def prepare(self, prompts: Sequence[Prompt], job: FlowJob | None = None) -> None:
+        """Encode prompts of a job, or of the run, before networks are gathered; see ``FlowModel.encode``."""
+        self.encode(conditioning := self.condition(prompts, job), conditioning, job)
+
+    def encode(self, now: Requests, later: Requests, job: FlowJob | None) -> None:
+        """Encode what is drawn from next, and later, by a job or the run."""
+        if self.model.writer is None:  # which runs before
+            scales = {self.options_of(job).guidance_scale, self.options.guidance_scale}
+            self.model.encode(now, later, sorted(scales | ({1.0} if self.roles.needs.unguided else set())))
+
     def schedule(self, prompt: Prompt) -> Tensor:
         """Times of the run's denoising steps, [N + 1]."""
         with self.roles.sampling("policy", merge=False):
@@ -156,8 +167,9 @@ class FlowEngine:
         schedule: Tensor,
         pauses: Sequence[int] = (),
     ) -> Generator[Any, None, Denoising]:
-        device = next(self.model.network.parameters()).device
+        device, rest = self.model.device, conditioning.select(range(rows.start, len(conditioning)))
         conditioning = conditioning.select(rows)
+        self.encode(conditioning, rest, job)
         keys = job.select(rows).keys(self.seed)
         starts = [
             (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")

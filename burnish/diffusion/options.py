@@ -48,7 +48,8 @@ class ModelOptions(CommonModelOptions):
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
     offload: Annotated[bool, MayChange()] = False
     """Keep text encoders and the VAE in CPU memory, and copy them to the GPU while they are used: they leave it when
-    the networks that are trained run."""
+    the networks that are trained run. With LoRA, these networks' frozen weights leave it in turn, while all prompts of
+    a rollout are encoded."""
     attention: Literal[
         "auto",
         "native",
@@ -80,6 +81,11 @@ class ModelOptions(CommonModelOptions):
                 self.offload and run.algorithm.needs().reward_gradients,
                 f"model.offload is true, but {run.algorithm.name} follows gradients of rewards through the VAE, which "
                 "has to stay on the GPU for that; remove it",
+            ),
+            (
+                self.offload and self.lora is not None and run.rollout.merge_lora is True,
+                "model.offload and rollout.merge_lora are true, but frozen weights leave the GPU, which adapters are "
+                "merged into; set rollout.merge_lora=auto",
             ),
             (
                 self.offload and text not in (None, "fp8_cast"),

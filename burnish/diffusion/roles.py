@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -185,7 +185,7 @@ class FlowRoles(TrainedRoles):
         return other
 
     @cached_property
-    def teachers(self) -> list[Role]:
+    def teachers(self) -> list[NetworkRole]:
         """The frozen networks to learn from, loaded when first needed; sampling alone never needs them."""
         return [self._teacher(teacher) for teacher in self.needs.teachers]
 
@@ -200,10 +200,10 @@ class FlowRoles(TrainedRoles):
             for network in self._networks.values():
                 split_sequences(network, ranks.context)
 
-    def _teacher(self, teacher: Teacher) -> Role:
+    def _teacher(self, teacher: Teacher) -> NetworkRole:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale
         if teacher.is_start:
-            return partial(self.reference, guidance=scale)
+            return replace(self._role("reference"), guidance=scale)
         assert self._load_teacher is not None, "no teachers can be loaded here"
         model = self._load_teacher(teacher, self.model)
         if self.meter is not None:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from burnish.environments.base import Environment, Episode, Observation, is_video, shown
 from burnish.environments.call_formats import Call, calls_in
-from burnish.options import Count, Seconds
+from burnish.options import Count, Rules, Seconds
 from burnish.registry import Choice, register
+from burnish.utils.addresses import redacted, secret_in
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
 from burnish.utils.media import open_image
@@ -86,6 +87,15 @@ class Tools(Environment):
 
     def user_code(self) -> list[str]:
         return [*self.functions.values(), *([self.calls.name] if ":" in self.calls.name else [])]
+
+    def contradictions(self, run: Any) -> Rules:
+        return [
+            (
+                "://" in where and secret_in(where),
+                f"servers.{name} is an address with a secret, which would be saved; give a command that connects to it",
+            )
+            for name, where in self.servers.items()
+        ]
 
     def check(self) -> None:
         if not self.functions and not self.servers:
@@ -195,7 +205,7 @@ def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, str]
                 return [str(returned)]
             return [shown(part) if _is_image(part) else str(part) for part in parts]
         except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
-            return [f"error: {type(error).__name__}: {error}"]
+            return [f"error: {type(error).__name__}: {redacted(str(error))}"]
 
     return answer
 
@@ -252,9 +262,6 @@ class _Calls:
         return Observation([*told[:-1], str(told[-1]).removesuffix("\n")], role=self.tools.role)
 
 
-KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-
-
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a tool: its name, its docstring, and its parameters with their annotations.
 
@@ -271,7 +278,7 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         given = parameter.name in GIVEN and parameter.kind is parameter.KEYWORD_ONLY  # no model writes it
         if given or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             continue
-        properties[parameter.name] = _kind(_evaluated(parameter.annotation, function))
+        properties[parameter.name] = _kind(parameter.annotation, function)
         if parameter.name in descriptions:
             properties[parameter.name]["description"] = descriptions[parameter.name]
         if parameter.default is parameter.empty:
@@ -283,29 +290,15 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
-    """An annotation that may be a text; None where it names what is imported for type checkers alone."""
+def _kind(annotation: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """The schema of an annotation, which may be a text; {} takes anything, also where the annotation names what is
+    imported for type checkers alone, or what JSON has no form for."""
     try:
         known = getattr(inspect.unwrap(function), "__globals__", {})
-        return typing.get_type_hints(types.SimpleNamespace(__annotations__={"it": annotation}), known)["it"]
+        hint = typing.get_type_hints(types.SimpleNamespace(__annotations__={"it": annotation}), known)["it"]
+        return TypeAdapter(hint).json_schema()
     except Exception:
-        return None
-
-
-def _kind(hint: Any) -> dict[str, Any]:
-    """The schema of a type; {} takes anything."""
-    if hint in KINDS:
-        return {"type": KINDS[hint]}
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        return {"enum": list(inner)}
-    if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_kind(one) for one in inner]}
-    if (origin or hint) in (list, tuple, set):
-        return {"type": "array"} | ({"items": _kind(inner[0])} if inner and origin is list else {})
-    if (origin or hint) is dict:
-        return {"type": "object"}
-    return {}
+        return {}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested: str | None = None
+        self.answer = "cancelling sampling or finishing this update, then saving and stopping"  # to the first signal
         self._interrupts = 0  # how often Ctrl-C came
         self._at_once = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -141,7 +142,7 @@ class StopRequest:
             _print(f"\n{signal.Signals(number).name}: already stopping, after {self.requested}\n")
             return
         self.requested = signal.Signals(number).name
-        _print(f"\n{self.requested}: cancelling sampling or finishing this update, then saving and stopping\n")
+        _print(f"\n{self.requested}: {self.answer}\n")
         if number == signal.SIGINT:
             _print("press Ctrl-C again to stop immediately, without saving\n")
         if self._at_once:

@@ -313,7 +313,7 @@ class Mlflow(Library):
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None and KINDS[file.suffix] == "image":
-                self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
+                self._client.log_image(self.id, Image.open(file, formats=["PNG"]), key=f"{SAMPLES}/{index}", step=step)
             elif file is not None:
                 self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
         self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")

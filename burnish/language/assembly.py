@@ -205,8 +205,10 @@ class LanguageAssembly(Assembly):
     @cached_property
     def _learnable(self) -> list[list[ResponseRecord]]:
         """Responses that are learned from, and those that are imitated beside, as far as they are short enough."""
-        every = (self.responses, self.imitated)
-        return [short_records(own, lambda: self._reader, self.config, self._tools, self.ranks) for own in every]
+        return [
+            short_records(own, lambda: self._reader, self.config, self._tools, self.ranks)
+            for own in (self.responses, self.imitated)
+        ]
 
     @cached_property
     def records(self) -> Sequence[Any]:
@@ -274,9 +276,9 @@ class LanguageAssembly(Assembly):
         if config.environment is not None:
             config.environment.check()
         if coef := config.model.router_aux_loss_coef:
-            check_mixture(config.model, f"model.router_aux_loss_coef is {coef:g}")
+            check_mixture(self._reader, f"model.router_aux_loss_coef is {coef:g}")
         if config.rollout.router_replay:
-            check_mixture(config.model, "rollout.router_replay is true")
+            check_mixture(self._reader, "rollout.router_replay is true")
         if config.sharding.context_parallel > 1:
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)

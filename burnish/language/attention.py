@@ -173,7 +173,7 @@ def _in_full(
     query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None
 ) -> Tensor:
     """Attention of all tokens: queries [1, N, H, D], keys and values [1, N, K, D] to [1, N, H, D]."""
-    q, k, v = query[0], key[0], value[0]
+    q, k, v = (tensor.squeeze(0) for tensor in (query, key, value))  # an index would copy their gradients
     known = q.dtype in HALF and q.shape[-1] <= WIDEST and q.shape[-1] % 8 == 0
     if q.is_cuda and known and has_kernel(q.device):
         return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None]

@@ -117,10 +117,6 @@ class LanguageConfig(RunConfig):
         environment = {} if self.environment is None else {"environment": self.environment.user_code()}
         return super().user_code() | environment
 
-    def services(self) -> dict[str, list[str]]:
-        vllm = self.rollout.vllm
-        return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
-
     def batch_sizes(self) -> dict[str, Sizes]:
         return {
             "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),
@@ -227,9 +223,14 @@ class LanguageConfig(RunConfig):
                 )
             ),
             (
-                (rollout.engine == "vllm") != (vllm is not None),
-                f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
-                "rollout.vllm.python, and no other engine reads rollout.vllm",
+                rollout.engine == "vllm" and vllm is None,
+                "rollout.engine is vllm, but rollout.vllm is null; set rollout.vllm.python=FILE, the Python of an "
+                "environment with vLLM, or rollout.engine=burnish",
+            ),
+            (
+                rollout.engine != "vllm" and vllm is not None,
+                f"rollout.vllm is given, but rollout.engine is {rollout.engine}; set rollout.engine=vllm, or "
+                "rollout.vllm=null",
             ),
             (
                 vllm is not None and self.environment is not None and self.environment.max_length is None,

@@ -26,6 +26,7 @@ from burnish.types.completion import UNROUTED, Completion, Encoded, Features, ap
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED, LruCache
 from burnish.utils.user_code import awaited, place_of
@@ -283,7 +284,7 @@ def _unbroken(answer: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
+    return f"the environment failed: {type(error).__name__}: {redacted(str(error))}{place_of(error)}"
 
 
 @dataclass

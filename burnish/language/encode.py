@@ -68,8 +68,7 @@ class Encoder:
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
-        # of decoders and processors, where a file broke in the course of a run
-        except (OSError, ImportError, ValueError) as error:
+        except Exception as error:  # decoders and processors raise anything of a file that they can't read
             if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
                 raise
             told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
@@ -108,7 +107,7 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: LabelledTools) ->
     """Tokens of a prompt with its images, of which only the sizes are read; None where that doesn't tell."""
     if prompt.videos or prompt.audios:
         return None
-    with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
+    with suppress(Exception):  # which are told of, with the prompt's name, where it is encoded
         each = [model.image_tokens(*image.size()) for image in prompt.images]
         if None not in each:
             length = model.count_tokens(prompt.chat(), prompt.told(tools))

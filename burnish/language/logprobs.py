@@ -317,8 +317,9 @@ def response_logprobs(
     Args:
         temperature: of sampling, above 0. Responses sampled greedily are scored at 1.
     """
-    states = response_states(model, network, completion, layout=layout)
-    return score(model, network, states, completion, temperature=temperature)
+    return score(
+        model, network, response_states(model, network, completion, layout=layout), completion, temperature=temperature
+    )
 
 
 def score(

@@ -58,8 +58,7 @@ class ResponseRecord:
     @property
     def rows(self) -> list[tuple[Prompt, str]]:
         """Each of its responses, with what it answers."""
-        prompts = self.asked or (self.prompt,) * len(self.responses)
-        return list(zip(prompts, self.responses, strict=True))
+        return list(zip(self.asked or (self.prompt,) * len(self.responses), self.responses, strict=True))
 
     @cached_property
     def uid(self) -> str:

@@ -26,12 +26,12 @@ from burnish.language.logprobs import (
 from burnish.language.losses import load_balancing
 from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
-from burnish.language.routing import Routers, routers_of
+from burnish.language.routing import Routers
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
 from burnish.models.linear import joined
 from burnish.models.lora import lora_layers, merging_rounds
-from burnish.models.targets import language_targets
+from burnish.models.targets import language_targets, router_outputs
 from burnish.options.cluster import ShardingOptions
 from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
@@ -44,6 +44,7 @@ from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredRes
 from burnish.utils.errors import UserError
 
 TokenRole = Callable[[Completion], TokenScores]  # scores responses as one of the networks
+CHOSEN = ("num_experts_per_tok", "top_k_experts")  # names of the experts per token in configurations
 
 
 class LanguageRoles(TrainedRoles):
@@ -251,7 +252,7 @@ class Balance:
     Those of micro-batches are weighted with their tokens, as everywhere else that trains such models.
     """
 
-    def __init__(self, networks: Mapping[str, nn.Module], coef: float) -> None:
+    def __init__(self, networks: Mapping[str, Any], coef: float) -> None:
         """Register hooks on the routers of networks, which must not be copied afterwards.
 
         Args:
@@ -262,15 +263,14 @@ class Balance:
         self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
         self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
         for network in {id(network): network for network in networks.values()}.values():
-            routers = list(routers_of(network).values())
-            assert routers, "a dense model should have been refused"
-            self.top_k = int(routers[0].top_k)
-            for router in routers:
-                router.register_forward_hook(self._observe)
+            text = network.config.get_text_config()
+            self.top_k = next(getattr(text, name) for name in CHOSEN if hasattr(text, name))
+            for router, place in router_outputs(network).items():
+                router.register_forward_hook(partial(self._observe, place))
 
-    def _observe(self, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+    def _observe(self, place: int, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
         if self._router_logits is not None:
-            self._router_logits.append(output[0])
+            self._router_logits.append(output[place].flatten(0, -2))
 
     @contextmanager
     def learning(self, share: float) -> Iterator[None]:
@@ -304,8 +304,7 @@ class Balance:
             self._router_logits = None  # recomputation in a backward pass is not recorded
         loss = self._share * load_balancing(logits, self.top_k)
         self._losses[role].append(loss.detach())
-        hidden = _AttachLoss.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
-        return replace(states, hidden=hidden)
+        return replace(states, hidden=_AttachLoss.apply(states.hidden, self.coef * loss))  # type: ignore[no-untyped-call]
 
 
 class _AttachLoss(torch.autograd.Function):

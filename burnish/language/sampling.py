@@ -293,8 +293,7 @@ class DecodingRows:
     def routed(self, live: Live, experts: Tensor) -> None:
         """Note the experts [A, layers, k] that the token chosen last was sent to, of every row."""
         if self.experts is None:
-            shape = len(self.index), self.longest + 1, *experts.shape[1:]
-            self.experts = experts.new_full(shape, -1)
+            self.experts = experts.new_full((len(self.index), self.longest + 1, *experts.shape[1:]), -1)
         self.experts[live.row, live.count - 1] = experts
 
     def look(self, live: Live, *, now: bool = False) -> int:

@@ -139,9 +139,8 @@ def load_teacher(
     """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it:
     none where texts are compared."""
     unknown = set[int]() if aligned else check_tokens(student, teacher, option)
-    options = options_of(student, teacher)
     with _named(option):
-        return load_language_model(options, frozen=True), unknown
+        return load_language_model(options_of(student, teacher), frozen=True), unknown
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from burnish.language.logprobs import (
     Head,
     ResponseStates,
     TokenScores,
+    response_logprobs,
     response_states,
     rows_at_once,
     scaled_logits,
@@ -267,8 +268,7 @@ class Teacher:
             return torch.zeros(seen.mask.shape).masked_scatter(seen.mask, self.server.read(seen, 0)[1])
 
         def run(network: nn.Module) -> Tensor:
-            states = response_states(self.model, network, seen)
-            return score(self.model, network, states, seen, temperature=self.roles.temperature).logprob
+            return response_logprobs(self.model, network, seen, temperature=self.roles.temperature).logprob
 
         return self._run(run)  # type: ignore[no-any-return]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,15 +19,20 @@ import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
+from burnish.types.batch import is_sharded
+
 
 class _Adapted(torch.autograd.Function):
-    """x W^T + bias + scale (x A^T) B^T at x [..., in], with the frozen W [out, in], A [rank, in] and B [out, rank]."""
+    """x W^T + bias + scale (x A^T) B^T at x [..., in], with the frozen W [out, in], A [rank, in] and B [out, rank].
+
+    ``low_a`` and ``low_b`` are A and B in the precision of W.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, low_a: Tensor, low_b: Tensor,
+        scale: float,
     ) -> Tensor:  # fmt: skip
-        low_a, low_b = a.to(weight.dtype), b.to(weight.dtype)
         out, inner = _sum(x.to(weight.dtype), weight, bias, low_a, low_b, scale)
         ctx.save_for_backward(x, weight, low_a, low_b, inner)
         ctx.scale, ctx.precision = scale, a.dtype
@@ -42,7 +48,8 @@ class _Adapted(torch.autograd.Function):
             given = outer @ weight
             given = torch.addmm(given, low, a, out=given).view(x.shape).to(x.dtype)
         flat = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-        return given, None, None, (low.T @ flat).to(ctx.precision), (outer.T @ inner).to(ctx.precision), None
+        to_a, to_b = (low.T @ flat).to(ctx.precision), (outer.T @ inner).to(ctx.precision)
+        return given, None, None, to_a, to_b, None, None, None
 
 
 def _sum(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -63,7 +70,7 @@ def _product(one: Tensor, other: Tensor, scale: float) -> Tensor:
 class LoraLinear(Linear):
     """peft's layer, whose forward pass is that function."""
 
-    cast: dict[str, tuple[Tensor, Tensor]] | None = None  # A and B in the weight's precision, while nothing is learned
+    cast: dict[str, tuple[Tensor, Tensor]]  # A and B in the weight's precision, of adapters that are not moved now
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         base: Any = self.base_layer
@@ -73,19 +80,14 @@ class LoraLinear(Linear):
         device = x.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != base.weight.dtype:
             return super().forward(x, *args, **kwargs)
-        scale = float(self.scaling[name])
-        if torch.is_grad_enabled():
-            a, b = self.lora_A[name].weight, self.lora_B[name].weight
-            return _Adapted.apply(x, base.weight, base.bias, a, b, scale)  # type: ignore[no-any-return, no-untyped-call]
-        a, b = (self.cast or {}).get(name) or self.in_precision(name)
-        return _sum(x.to(base.weight.dtype), base.weight, base.bias, a, b, scale)[0]
-
-    def in_precision(self, name: str) -> tuple[Tensor, Tensor]:
-        """A and B in the precision of the weight."""
-        precision = self.base_layer.weight.dtype
+        scale, low = float(self.scaling[name]), self.cast.get(name)
         a: Any = self.lora_A[name].weight
         b: Any = self.lora_B[name].weight
-        return a.to(precision), b.to(precision)
+        if low is None:
+            low = a.detach().to(base.weight.dtype), b.detach().to(base.weight.dtype)
+        if torch.is_grad_enabled():
+            return _Adapted.apply(x, base.weight, base.bias, a, b, *low, scale)  # type: ignore[no-any-return, no-untyped-call]
+        return _sum(x.to(base.weight.dtype), base.weight, base.bias, *low, scale)[0]
 
 
 def joined(layers: Iterable[Any]) -> None:
@@ -94,20 +96,31 @@ def joined(layers: Iterable[Any]) -> None:
         plain = type(layer) is Linear and type(layer.base_layer) is nn.Linear and not layer.fan_in_fan_out
         dropout = any(not isinstance(one, nn.Identity) for one in layer.lora_dropout.values())
         if plain and not dropout and not layer.lora_variant:
-            layer.__class__ = LoraLinear
+            layer.__class__, layer.cast = LoraLinear, {}
 
 
 @contextmanager
-def cast_once(layers: Iterable[Any], name: str) -> Iterator[None]:
-    """A context in which an adapter is not learned: its weights are cast once."""
-    ours = [layer for layer in layers if isinstance(layer, LoraLinear) and name in layer.lora_A]
-    for layer in ours:
-        layer.cast = {name: layer.in_precision(name)}
+def cast_once(layers: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
+    """A context in which adapters are not moved: one kernel casts the weights of each that are here in full."""
+    ours, weights, low = [], list[Tensor](), list[Tensor]()
+    for layer, name in product(layers, names):
+        inner: Any = layer._modules  # a module's attributes take longer than what is saved
+        if type(layer) is LoraLinear and name not in layer.cast and name in inner["lora_A"]._modules:
+            pair = [inner[part]._modules[name]._parameters["weight"] for part in ("lora_A", "lora_B")]
+            precision = inner["base_layer"].weight.dtype
+            if pair[0].dtype != precision and not is_sharded(pair[0]):
+                weights += pair
+                low += [torch.empty_like(one, dtype=precision) for one in pair]
+                ours.append((layer.cast, name))
+                layer.cast[name] = low[-2], low[-1]
     try:
+        if low:
+            with torch.no_grad():
+                torch._foreach_copy_(low, weights)
         yield
     finally:
-        for layer in ours:
-            layer.cast = None
+        for cast, name in ours:
+            del cast[name]
 
 
 class _Product(torch.autograd.Function):

@@ -13,7 +13,7 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-ROUTERS = ("router", "gate", "shared_expert_gate")  # layers that choose among experts
+ROUTERS = ("router", "gate", "shared_expert_gate")  # parts of names of what chooses among experts
 
 
 def linear_kinds() -> tuple[type[nn.Module], ...]:
@@ -77,9 +77,8 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
         found += [name for name in matched if name not in found]
     owners: dict[int, str] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False) if found else ():
-        owner = next((module for module in found if name.startswith(f"{module}.")), "")
         other = owners.setdefault(id(parameter), name)
-        if other != name and (owner or any(other.startswith(f"{module}.") for module in found)):
+        if other != name and any(one.startswith(f"{module}.") for module in found for one in (name, other)):
             raise UserError(
                 f"model.lora.modules_to_save is {wanted}, but {name} and {other} are one weight (tied embeddings): a "
                 "copy of one of them would take them apart; remove it, or train all weights with model.lora=null"
@@ -153,6 +152,22 @@ def adapter_complaint(layer: Any) -> str:
     return ""
 
 
+def router_outputs(network: nn.Module) -> dict[nn.Module, int]:
+    """Modules of mixtures of experts that return router logits [..., E], and at which place of what they return.
+
+    As transformers' classes record them for ``output_router_logits``.
+    """
+    found: dict[nn.Module, int] = {}
+    for model in network.modules():
+        named = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
+        for recorder in named if isinstance(named, list | tuple) else [named]:
+            found |= {
+                module: recorder.index for name, module in model.named_modules()
+                if isinstance(module, recorder.target_class) and (recorder.layer_name or "") in name
+            }  # fmt: skip
+    return found
+
+
 def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOptions) -> list[str]:
     """Default target layers of a language model: the decoder's linear layers but routers, by full name.
 
@@ -177,7 +192,7 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
     inside = {module for module in decoder.modules() if isinstance(module, linear_kinds())}
     linear = {module: name for module, name in names.items() if isinstance(module, linear_kinds())}
     found = [name for module, name in linear.items() if module in inside and name != head]
-    found = [name for name in found if name.split(".")[-1] not in ROUTERS]
+    found = [name for name in found if set(name.split(".")).isdisjoint(ROUTERS)]
     past = {name for name in found if is_passed_by(network, name)}
     for target in options.targets or ():
         if any(ends_with(name, [target]) for name in past):

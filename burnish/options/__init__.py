@@ -35,21 +35,19 @@ EVALUATED = ReadIf(lambda section, run: run.validates or run.reference_guidance 
 
 def _not_vanishing(value: float) -> float:
     if 0 < abs(value) < SMALLEST:
-        raise ValueError(
-            f"{value:g} is too small: it underflows in float32; it must be >= {SMALLEST:g}, or 0 where 0 is allowed"
-        )
+        raise ValueError(f"it underflows in float32; it must be >= {SMALLEST:g}, or 0 where 0 is allowed")
     return value
 
 
 def _not_too_cold(value: float) -> float:
     if 0 < value < COLDEST:
-        raise ValueError(f"{value:g} is too small: logits would overflow; it must be >= {COLDEST:g}")
+        raise ValueError(f"logits would overflow; it must be >= {COLDEST:g}")
     return value
 
 
 def _whole_above_one(value: float) -> float:
     if value >= 1 and value != int(value):
-        raise ValueError(f"{value:g} must be a whole number of steps, or a fraction below 1")
+        raise ValueError("it must be a whole number of steps, or a fraction below 1")
     return value if 0 < value < 1 else int(value)
 
 
@@ -77,6 +75,7 @@ Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False), AfterV
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Moment = Annotated[float, Field(ge=0, le=2.5e11, allow_inf_nan=False)]  # until the year 9892
 Temperature = Annotated[float, Field(gt=0, le=1000), AfterValidator(_not_too_cold)]
 TemperatureOrGreedy = Annotated[float, Field(ge=0, le=1000), AfterValidator(_not_too_cold)]
 Several = Annotated[int, Field(ge=2, le=MOST)]
@@ -234,7 +233,7 @@ class StepOptions:
     """Consecutive optimizer steps with a non-finite loss or gradient, or policy updates without training signal because
     rewards are missing, that are skipped before the run stops; ten times as many where all rewards are present but
     equal."""
-    walltime: Annotated[Annotated[float | str, AfterValidator(_unix_seconds)] | None, MayChange()] = None
+    walltime: Annotated[Annotated[Moment | str, AfterValidator(_unix_seconds)] | None, MayChange()] = None
     """Time at which this (spot) machine will be reclaimed, or the job ends: ISO 8601 with a time zone,
     2026-01-31T18:00:00+01:00, or Unix seconds. The run saves and stops before. null reads the environment variables
     that Slurm and clouds set."""

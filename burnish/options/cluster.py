@@ -247,7 +247,7 @@ class ShardingOptions:
             ),
             (
                 run.quantized is None and ranks % contexts,
-                f"{splits}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
+                f"{splits}, which does not divide the {ranks} processes of pools.train; give a divisor, or remove it",
             ),
             (
                 contexts > 1 and getattr(run.trainer, "layout", None) == "padded",
@@ -260,7 +260,7 @@ class ShardingOptions:
             ),
             (
                 run.quantized is None and ranks % self.parts,
-                f"{shares}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
+                f"{shares}, which does not divide the {ranks} processes of pools.train; give a divisor, or remove it",
             ),
             (
                 isinstance(size, int) and size > self.parts and size % self.parts,

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from burnish.config.hardware import NODE
 from burnish.training.flop_counter import FlopCounter
 
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
@@ -30,6 +32,11 @@ SHARDS, AVERAGE = "shards", "average"  # of the networks that are trained: see `
 HOST, STORED = "host", "stored"  # in CPU memory where the networks are on a GPU: offloaded weights, and samples
 IN_HOST = (HOST, STORED)
 OPERATIONS, KERNELS, MOVED = "operations", "kernels", "bytes"  # of work
+INSIDE, BETWEEN = "of its machine", "of others"  # bytes that it receives from ranks
+SENT = {  # times that a tensor goes round a ring
+    **dict.fromkeys(("_allgather_base_", "_reduce_scatter_base_", "alltoall_base_", "allgather_", "alltoall_"), 1),
+    "allreduce_": 2,
+}
 NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
 
@@ -48,7 +55,7 @@ class Peak:
     total: int = 0
     parts: dict[str, int] = field(default_factory=dict)  # by category, at that moment
     host: int = 0  # the most bytes in CPU memory at once
-    work: Counter[str] = field(default_factory=Counter)  # operations, kernels, and bytes that these move
+    work: Counter[str] = field(default_factory=Counter)  # operations, kernels, bytes that these move, or ranks send
 
 
 @dataclass
@@ -158,10 +165,12 @@ class LiveBytes(TorchDispatchMode):
             peak.total += size
             peak.parts[BATCH] = peak.parts.get(BATCH, 0) + size
 
-    def repeat_work(self, phase: str, times: float) -> None:
-        """What a phase did stands for so many times as much."""
+    def repeat_work(self, phase: str, times: float, some: Mapping[str, float] | None = None, more: float = 1.0) -> None:
+        """What a phase did stands for so many times as much, but ``some`` of it for ``more`` times."""
         if phase in self.peaks:
-            work: Any = {kind: amount * times for kind, amount in self.peaks[phase].work.items()}
+            some = some or {}
+            every = self.peaks[phase].work.items()
+            work: Any = {kind: amount * times + some.get(kind, 0) * (more - times) for kind, amount in every}
             self.peaks[phase].work = Counter(work)
 
     def held(self, tensors: Iterable[Tensor]) -> int:
@@ -190,7 +199,7 @@ class LiveBytes(TorchDispatchMode):
                 moved = sum(one.numel() * one.element_size() for one in (*inputs, *outputs))
                 formula = self._formulas.get(func.overloadpacket)
                 operations = 0.0 if formula is None else float(formula(*args, **(kwargs or {}), out_val=found))
-                self._did({KERNELS: 1, MOVED: moved, OPERATIONS: operations})
+                self._did({KERNELS: 1, MOVED: moved, OPERATIONS: operations, **received(func, args)})
         return found
 
     def __enter__(self) -> LiveBytes:
@@ -279,6 +288,20 @@ def _computes(func: Any) -> bool:
     """Whether an operation runs a kernel."""
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
     return not views and func.overloadpacket.__name__ not in NO_KERNELS
+
+
+def received(func: Any, args: Any) -> dict[str, int]:
+    """Bytes that an exchange brings, sent in a ring: of N ranks (N - 1) / N of a tensor that is gathered, exchanged or
+    reduced to shares, twice that of one that is summed for all; from this rank's machine, or from others."""
+    rounds = SENT.get(func.overloadpacket.__name__, 0)
+    if not rounds or func.namespace != "c10d":
+        return {}
+    leaves = list(tree_iter(args))
+    size = max(one.numel() * one.element_size() for one in leaves if isinstance(one, Tensor))
+    group = dist.ProcessGroup.unbox(next(one for one in leaves if isinstance(one, torch.ScriptObject)))
+    ranks = dist.get_process_group_ranks(group)
+    where = INSIDE if max(ranks) // NODE == min(ranks) // NODE else BETWEEN
+    return {where: rounds * size * (len(ranks) - 1) // len(ranks)}
 
 
 def device_of(tensor: Any) -> torch.device:

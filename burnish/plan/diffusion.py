@@ -54,10 +54,8 @@ def made_up_images(
 class GeneratorHalf(Half):
     """What is a generator's own in a forecast."""
 
-    def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, offloads: bool = False) -> None:
-        """Args: ``offloads`` is whether parts that are not trained rest in CPU memory (model.offload)."""
+    def __init__(self, assembly: FlowAssembly, counter: LiveBytes) -> None:
         super().__init__(assembly, counter)
-        self.offloads = offloads
         self.batches = defaultdict[int, list[Any]](list)  # of a job, by their sizes: what they cost, and drew
         if assembly.config.sharding.context_parallel > 1:
             assembly.check_split_sequences()
@@ -115,8 +113,8 @@ class GeneratorHalf(Half):
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
             name = "decode" if hasattr(part, "decode") else "forward"
             setattr(part, name, once(getattr(part, name)))
-        if self.offloads:
-            self._offload(model, frozen)
+        if model.away:
+            self._offload(model)
         model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.shares))
         model.verify = lambda *args, **kwargs: None
         model.decode = once(model.decode)
@@ -163,7 +161,12 @@ class GeneratorHalf(Half):
         def denoised(
             job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, conditioning: Any, *given: Any
         ) -> Any:
-            alike = self.batches[rows.stop - rows.start]
+            alike, engine = self.batches[rows.stop - rows.start], self.assembly.engine
+            # weights come before it is measured what a batch adds to them
+            rest = conditioning.select(range(rows.start, len(conditioning)))
+            engine.encode(conditioning.select(rows), rest, job)
+            for base in engine.model.bases:
+                base.bring()
             if len(alike) < 2 or plan.branch is not None:  # the first one may make what all have
                 with self.counter.span() as span:
                     trace = yield from denoise(job, rows, role, plan, branches, conditioning, *given)
@@ -177,39 +180,39 @@ class GeneratorHalf(Half):
 
         return denoised
 
-    def _offload(self, model: Any, frozen: Sequence[Any]) -> None:
-        """Count frozen parts as CPU memory, but from their use up to the next forward of the trained networks."""
-        here: list[nn.Module] = []
-
-        def leave(parts: Sequence[nn.Module]) -> None:
-            for part in [one for one in here if one in parts]:
-                here.remove(part)
-                self.counter.label(HOST, part.parameters())
-
-        def come(part: nn.Module) -> None:
-            if part not in here:
-                leave(model.never_beside(part))
-                here.append(part)
-                self.counter.label(WEIGHTS, part.parameters())
-
-        for part in frozen:
-            self.counter.label(HOST, part.parameters())
-            for module in part.modules():
-                module.register_forward_pre_hook(lambda *_, part=part: come(part))
-            if hasattr(part, "decode"):  # which no hook precedes
-                part.decode = _first(partial(come, part), part.decode)
+    def _offload(self, model: Any) -> None:
+        """Count as CPU memory what rests there (model.offload), but while it is used."""
+        for part in (*model.away, *model.bases):
+            self._label(part)
+            if hasattr(part.part, "decode"):  # which no hook precedes
+                part.part.decode = _first(part.bring, part.part.decode)
         predict = model.predict
 
         def alone(*args: Any, **kwargs: Any) -> Any:
-            leave(frozen)
+            model.leave(decoders=torch.is_grad_enabled())
+            for base in model.bases:
+                base.bring()
             return predict(*args, **kwargs)
 
         model.predict = alone
-        for network in self.assembly.roles._networks.values():
-            network.register_forward_pre_hook(lambda *_: leave(frozen))
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
 
+    def _label(self, part: Any) -> None:
+        """Say where the weights of an offloaded part are whenever it moves."""
+        weights, bring, leave = [weight for _, _, weight in part._resting], part.bring, part.leave
+
+        def moved(move: Callable[[], None]) -> None:
+            before = part.is_away
+            move()
+            if part.is_away != before:
+                self.counter.label(HOST if part.is_away else WEIGHTS, weights)
+
+        part.bring, part.leave = partial(moved, bring), partial(moved, leave)
+        if part.is_away:
+            self.counter.label(HOST, weights)
+
     def draw(self, job: FlowJob) -> None:
+        self.assembly.engine.prepare(job.prompts, job)
         with self.assembly.roles.shards.gathered(["policy"]):
             for _ in self.assembly.engine.sample(job):
                 pass

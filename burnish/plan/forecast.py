@@ -23,8 +23,10 @@ from burnish.evaluation.suite import check_task, suites_of
 from burnish.options.cluster import PoolOptions
 from burnish.plan.counter import (
     AVERAGE,
+    BETWEEN,
     GRADIENTS,
     HOST,
+    INSIDE,
     KERNELS,
     MOVED,
     OPERATIONS,
@@ -42,6 +44,7 @@ from burnish.plan.measure import (
     BACKWARD,
     BASELINE,
     LOGPROBS,
+    RECEIVE,
     SAMPLE,
     SCORE,
     STEP,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from burnish.plan.language import VllmForecast
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
-TIMED = (SAMPLE, LOGPROBS, UPDATE, BACKWARD, STEP, SYNC)  # phases of every update
+TIMED = (RECEIVE, SAMPLE, LOGPROBS, UPDATE, BACKWARD, STEP, SYNC)  # phases of every update
 AWAKE = (BASELINE, SAMPLE, VALIDATE, SYNC)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
 
@@ -75,6 +78,7 @@ def seconds_of(work: Mapping[str, float], speed: Speed) -> tuple[float, str]:
         "operations": work[OPERATIONS] / (speed.tflops * 1e12),
         "memory": work[MOVED] / (speed.bandwidth * 1e9),
         "launches": work[KERNELS] * speed.launch * 1e-6,
+        "network": work[INSIDE] / (speed.nvlink * 1e9) + work[BETWEEN] / (speed.network * 1e9),
     }
     name = max(times, key=lambda one: times[one])
     return times[name], name
@@ -223,14 +227,13 @@ def _pool(config: RunConfig, name: str, size: int, tell: Tell, *, samples: bool)
         AVERAGE: shards or (config.ema is not None and config.ema.offload),
     }  # fmt: skip
     counter.rests |= {name: HOST for name, rests in in_host.items() if rests}
-    offloads = bool(getattr(config.model, "offload", False))
-    for section in (config.ema, config.sharding, config.optimizer, *([config.model] if offloads else ())):
+    for section in (config.ema, config.sharding, config.optimizer):
         if section is not None:
             section.offload = False
     config.model.compile = False  # compilers look at values
     saved, vllm = 0, None
     with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
-        half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
+        half = half_of(assembly, counter, pretending, samples=samples)
         if trains:
             saved = train_phases(assembly, counter, half, samples=samples)
         else:
@@ -287,14 +290,12 @@ def pretended(
         yield assemble(config, ranks, only_samples=not trains), pretending
 
 
-def half_of(
-    assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True, offloads: bool = False
-) -> Half:
+def half_of(assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True) -> Half:
     """What the task of an assembly has of its own. The other task's libraries are not imported."""
     if isinstance(assembly.config, FlowConfig):
         from burnish.plan.diffusion import GeneratorHalf
 
-        return GeneratorHalf(assembly, counter, offloads=offloads)
+        return GeneratorHalf(assembly, counter)
     from burnish.plan.language import LanguageHalf
 
     return LanguageHalf(assembly, counter, pretending, samples=samples)

@@ -36,6 +36,7 @@ from burnish.language.model.loading import read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.teacher_inputs import options_of
+from burnish.language.vllm.process import BUCKET
 from burnish.options import LARGEST
 from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
@@ -71,6 +72,7 @@ class LanguageHalf(Half):
         super().__init__(assembly, counter)
         self.pretending = pretending
         self.decodes = samples and not assembly.has_separate_engine
+        self.bucket = BUCKET if samples and assembly.has_separate_engine else 0
         assembly.engine = self.engine = MadeUpResponses(self)
 
     def parts(self) -> Iterator[nn.Module]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from typing import Any
@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from burnish.config.hardware import NODE
 from burnish.evaluation.suite import read_suite_prompts, suites_of
 from burnish.plan.counter import (
     AVERAGE,
     BATCH,
+    BETWEEN,
     BUFFERS,
     GRADIENTS,
     HOST,
+    INSIDE,
     OPTIMIZER,
     SHARDS,
     STORED,
@@ -54,6 +57,8 @@ SCORE = "score"  # in a pool of its own
 
 class Half:
     """What a task's forecast has of its own."""
+
+    bucket = 0  # bytes that weights are sent through to another engine on the same GPU
 
     def __init__(self, assembly: Assembly, counter: LiveBytes) -> None:
         """Args: ``assembly`` is of a run of which nothing was used yet."""
@@ -112,7 +117,7 @@ class OneMicroBatch(Trainer):
 
     counter: LiveBytes
     micro_batches = 0  # that the last mini-batch has
-    learned = 1  # of them
+    earlier: Mapping[str, Counter[str]] = {}  # the work of the first of two that are learned, by phase
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes) -> OneMicroBatch:
@@ -146,11 +151,11 @@ class OneMicroBatch(Trainer):
         every = self.parts(mini)
         first, weight, _ = next(every)
         self.micro_batches = 1 + sum(1 for _ in every)
-        self.learned = 1
+        self.earlier = {}
         if self._more or self.micro_batches > 1:
             if self.roles.shards.networks:  # which may keep more than gradients from one to the next
-                self.learned = 2
                 yield first, weight, False
+                self.earlier = {name: Counter(peak.work) for name, peak in self.counter.peaks.items()}
             else:
                 for group in self.groups:
                     fill_gradients(group, self.counter)
@@ -208,15 +213,24 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         mini = few
     with phases_of_updates(counter, trainer.groups):
         trainer.learn(mini, update, more=size > len(mini))
-    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned
-    for name, factor in {
-        SAMPLE: times, LOGPROBS: times, UPDATE: micro_batches, BACKWARD: micro_batches,
-        STEP: options.epochs * math.ceil(rows / size),
-    }.items():  # fmt: skip
-        counter.repeat_work(name, factor)
+    steps = options.epochs * math.ceil(rows / size)
+    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
+    exchanged = {name: {kind: peak.work[kind] for kind in (INSIDE, BETWEEN)} for name, peak in counter.peaks.items()}
+    # weights are gathered once for samples, and where they stay for log-probs, too
+    kept = any(one.keeps for one in assembly.roles.shards.networks.values())
+    counter.repeat_work(SAMPLE, times, exchanged.get(SAMPLE))
+    counter.repeat_work(LOGPROBS, times, exchanged[LOGPROBS] if kept else None)
+    for name in (UPDATE, BACKWARD):  # gradients may be summed with the last micro-batch of a step alone
+        if trainer.earlier:
+            counter.repeat_work(name, steps, trainer.earlier.get(name), micro_batches - steps)
+        else:
+            counter.repeat_work(name, micro_batches, exchanged.get(name), steps)
+    counter.repeat_work(STEP, steps)
     del batch, mini
-    with counter.phase(SYNC):
+    with counter.phase(SYNC, BUFFERS):
+        bucket = torch.empty(half.bucket, dtype=torch.uint8)
         trainer.sync_weights(update)
+    del bucket
     del scored
     if config.validates:
         with counter.phase(VALIDATE), assembly.trained_weights():
@@ -241,6 +255,10 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
         spare: list[Tensor] = []
         for full in () if assembly.has_separate_engine else (True, False):  # after the first time what changes alone
             spare = [torch.empty_like(one) for one in roles.sampler_weights(full=full).values()]
+        spare.append(torch.empty(half.bucket, dtype=torch.uint8))
+        where = INSIDE if assembly.config.pools.train.size + processes <= NODE else BETWEEN
+        sent = sum(one.nbytes for one in roles.sampler_weights(full=False).values())
+        counter.peaks[RECEIVE].work[where] += sent
     times = take_few(assembly, counter, half, processes)
     with counter.phase(SAMPLE):
         request = assembly.prompt_schedule.request(1, 0, Counter())

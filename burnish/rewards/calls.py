@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.types.prompt import Prompt
 from burnish.types.samples import FAILED, RETRIED, TIMED_OUT
+from burnish.utils.addresses import redacted
 from burnish.utils.supervisor import ChildDied, ServerPool
 from burnish.utils.terminal import printable
 from burnish.utils.user_code import OURS, place_of
@@ -90,9 +91,9 @@ def failed(error: BaseException) -> Score:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(str(OURS)):
         trace = trace.tb_next  # Burnish's own frames don't help the author of the reward
-    message = printable("".join(traceback.format_exception_only(error)).strip())
+    message = printable(redacted("".join(traceback.format_exception_only(error)).strip()))
     message = message if len(message) <= 1000 else f"{message[:1000]}..."
-    text = printable("".join(traceback.format_exception(type(error), error, trace)))
+    text = printable(redacted("".join(traceback.format_exception(type(error), error, trace))))
     return Score(None, f"{message}{place_of(error)}", fault=text[-8000:].rstrip())
 
 

@@ -74,8 +74,9 @@ class Advantages:
             ValueError: it has another shape.
         """
         if getattr(advantage, "shape", None) not in (mask.shape, mask.shape[:1]):
+            found = f"a tensor {list(advantage.shape)}" if isinstance(advantage, Tensor) else f"{advantage!r:.200}"
             raise ValueError(
-                f"an advantage is {advantage!r:.200}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
+                f"an advantage is {found}; it must be a tensor {list(mask.shape[:1])}, a number per sample, "
                 f"or {list(mask.shape)}, a number per action"
             )
         each = masked(advantage[:, None].expand(mask.shape) if advantage.dim() == 1 else advantage, mask)
@@ -113,18 +114,17 @@ def place_step_rewards(reward: Tensor, step: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def clip_values(values: Tensor, lowest: float, highest: float, mask: Tensor | None = None) -> tuple[Tensor, float]:
+def clip_values(values: Tensor, lowest: float, highest: float, mask: Tensor) -> tuple[Tensor, float]:
     """Values within a range, and the fraction of them that was outside it before.
 
     Args:
         values: of any shape.
         lowest, highest: the range, ends included.
-        mask: bool of that shape, which values are counted and kept, others become 0; None takes all.
+        mask: bool of that shape, which values are counted and kept; others become 0.
 
     Returns:
         The clipped values, and the fraction in [0, 1], 0 if there are none.
     """
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     values = masked(values, mask)
     outside = ((values < lowest) | (values > highest)) & mask
     return masked(values.clamp(lowest, highest), mask), float(outside.sum() / mask.sum().clamp_min(1))
@@ -343,7 +343,7 @@ def depthwise_advantages(reward: Tensor, node: Tensor, group: Tensor, missing: T
         tree = torch.zeros_like(nodes.count, dtype=group.dtype).scatter(0, label, group)
         advantage = group_advantages(nodes.mean, tree, nodes.count == 0, unbiased=True, eps=eps)
         columns.append(advantage[label].masked_fill(missing, 0.0))
-    return torch.stack(columns, 1) if columns else torch.zeros(len(reward), 0)
+    return torch.stack(columns, 1)
 
 
 def optimality(
@@ -469,7 +469,6 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     Returns:
         Advantages, and returns (advantage + value: what the critic learns), both [B, T], 0 where masked.
     """
-    rewards, values = masked(rewards, mask), masked(values, mask)
     advantage = torch.zeros_like(rewards)
     following = running = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):

@@ -95,7 +95,7 @@ def flow_clip(
         "actor/pg_clipfrac_lower": lower,
         "actor/ppo_kl": masked((old - logprob).detach(), mask),
     }
-    return Surrogate(masked(loss, mask), masked(ratio, mask), metrics)
+    return Surrogate(loss, masked(ratio, mask), metrics)
 
 
 @register("surrogate", "gspo")
@@ -372,4 +372,4 @@ def reinforce(
     from burnish.rl.surrogates import Surrogate, log_ratio, masked
 
     loss = -masked(advantage, mask) * masked(logprob, mask)
-    return Surrogate(loss, None, {"actor/ppo_kl": -log_ratio(logprob, old, mask)})
+    return Surrogate(loss, None, {"actor/ppo_kl": -log_ratio(logprob.detach(), old, mask)})

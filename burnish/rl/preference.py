@@ -238,7 +238,6 @@ def centred_distillation(
     Returns:
         [M].
     """
-    target = target.detach()
     logits = [torch.zeros_like(target)] if temperature is None else [target / temperature, -target / temperature]
     losses = []
     for logit in logits:

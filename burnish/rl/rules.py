@@ -212,7 +212,7 @@ def optimal_baseline(rewards: Rewards) -> Tensor:
     from burnish.rl.advantages import group_statistics
 
     groups = group_statistics(rewards.reward, rewards.group, rewards.missing)
-    length = rewards.mask.sum(1).double().masked_fill(rewards.missing, 0.0)
+    length = rewards.mask.sum(1).double()
     reward = rewards.reward.double().masked_fill(rewards.missing, 0.0)
     nothing = torch.zeros(len(groups.count), dtype=torch.float64)
     weighed = nothing.index_add(0, groups.label, length * reward)

@@ -288,14 +288,11 @@ class RayController(Controller):
         self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
-    def latest(self) -> Checkpoint | None:
-        def verified(checkpoint: Checkpoint) -> str:
-            try:
-                return str(max(self.trainers.call("damage", checkpoint)))
-            except (WorkerDied, WorkerTimeout):  # so will what comes next
-                return damage(checkpoint)
-
-        return self.store.latest(verified)
+    def damage(self, checkpoint: Checkpoint) -> str:
+        try:
+            return str(max(self.trainers.call("damage", checkpoint)))
+        except (WorkerDied, WorkerTimeout):  # so will what comes next
+            return damage(checkpoint)
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
         if self.assembly.stop.asked():

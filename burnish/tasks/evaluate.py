@@ -81,6 +81,9 @@ class Evaluation:
             prompts = assembly.val_prompts if suite is None else read_suite_prompts(suite)
         self.prompts = prompts
 
+    def prepare(self, job: Any) -> None:
+        """Do what a job needs before ranks gather networks."""
+
     @cached_property
     def scorer(self) -> Any:
         """Who scores: the run's scorer, or one of the suite's own."""
@@ -161,6 +164,7 @@ class Evaluation:
         """What all ranks make of their shares, in their order."""
         ranks = self.assembly.sampling_ranks
         share, shown = job.share(partial(own_rows, ranks)), list[Any]()
+        self.prepare(share)
 
         def work() -> Evaluated | None:
             if not share.prompts:

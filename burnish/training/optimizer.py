@@ -56,10 +56,6 @@ class ParameterGroup:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def clip(self) -> float:
-        """Clip the gradient norm and return the norm before clipping."""
-        return float(clip_gradients(list(self.parameters.values()), self.options.max_grad_norm))
-
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
@@ -207,24 +203,32 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int, rate: 
     return options.min_lr + (options.lr - options.min_lr) * left
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip the total gradient norm to ``max_norm`` and return the norm before clipping.
+def clip_gradients(networks: Sequence[tuple[Sequence[nn.Parameter], float | None]]) -> list[Tensor]:
+    """Clip the total gradient norms of networks, each to its own greatest norm, and return the norms before clipping.
 
     With a non-finite norm, gradients are left as they are. Sharded gradients are clipped by their norm over all ranks.
     """
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not found:
-        return torch.tensor(0.0)
-    gradients = [local_shard(gradient) for gradient in found]
+    if not networks:
+        return []
+    found = [[one.grad for one in parameters if one.grad is not None] for parameters, _ in networks]
+    device = networks[0][0][0].device
+    # read once: every comparison on a GPU would synchronise
+    norms = torch.stack([_total_norm(gradients, device) for gradients in found]).cpu().unbind()
+    for gradients, norm, (_, max_norm) in zip(found, norms, networks, strict=True):
+        if max_norm is not None and norm > max_norm and torch.isfinite(norm):
+            torch._foreach_mul_([local_shard(gradient) for gradient in gradients], float(max_norm / norm))
+    return list(norms)
+
+
+def _total_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The norm of all gradients of a network, float32; 0 where there are none."""
     held: dict[Any, list[Tensor]] = {}  # by the mesh, and its axes that they are sharded over
-    for gradient, own in zip(found, gradients, strict=True):
+    for gradient in gradients:
         axes = tuple(i for i, how in enumerate(getattr(gradient, "placements", ())) if not how.is_replicate())
-        held.setdefault((getattr(gradient, "device_mesh", None), axes), []).append(own.float())
-    norm = reduce(torch.hypot, (_norm(own, *where) for where, own in held.items()))
-    norm = norm.cpu()  # once: every comparison on a GPU would synchronise
-    if max_norm is not None and norm > max_norm and torch.isfinite(norm):
-        torch._foreach_mul_(gradients, float(max_norm / norm))
-    return norm
+        own = local_shard(gradient).float()
+        held.setdefault((getattr(gradient, "device_mesh", None), axes), []).append(own)
+    norms = [_norm(own, *where) for where, own in held.items()]
+    return reduce(torch.hypot, norms) if norms else torch.zeros((), device=device)
 
 
 def _norm(gradients: list[Tensor], mesh: Any, axes: Sequence[int]) -> Tensor:

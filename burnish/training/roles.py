@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.models.adapters import saved_name
+from burnish.models.linear import cast_once
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
 from burnish.models.placing import place, rest_frozen, twin
 from burnish.options.cluster import ShardingOptions
@@ -74,6 +75,7 @@ class TrainedRoles:
         self.context: Ranks = SINGLE_RANK  # that run them together, each for a part of every sequence
         self._networks: dict[str, nn.Module] = {"policy": model.network}
         self._adapters: Sequence[str] = ()
+        self._carriers: list[Any] = []  # modules with weights of adapters
         self._active = "policy"
         self._folded = False
 
@@ -147,6 +149,12 @@ class TrainedRoles:
             yield self._networks["policy"]
         finally:
             self._switch("policy")
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """A context in which no weight is moved: what was gathered stays, where options say so, and what was cast."""
+        with self.shards.kept(), cast_once(self._carriers, self._adapters):
+            yield
 
     def _switch(self, adapter: str | None) -> None:
         if not self._folded and adapter != self._active:
@@ -224,9 +232,7 @@ class TrainedRoles:
                 yield
                 return
             if not merge:
-                from burnish.models.linear import cast_once
-
-                with cast_once(self._carriers, name):
+                with cast_once(self._carriers, [name]):
                     yield
                 return
             with merged(self._networks["policy"], name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +15,7 @@ from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A block of a tensor in a file."""
 
     file: Any  # of safetensors, opened
@@ -31,7 +30,7 @@ class SavedTensor:
 
     shape: torch.Size
     dtype: torch.dtype
-    chunks: tuple[Chunk, ...]
+    chunks: list[Chunk]
 
     def load(self) -> Tensor:
         """The full tensor, on the CPU."""
@@ -46,7 +45,10 @@ class SavedTensor:
         Raises:
             UserError: a file can't be read.
         """
+        first, last = (offset[0], offset[0] + target.shape[0]) if offset else (0, 1)
         for chunk in self.chunks:
+            if offset and (chunk.offset[0] >= last or chunk.offset[0] + chunk.shape[0] <= first):
+                continue  # most are those of other ranks
             sizes = zip(chunk.offset, chunk.shape, offset, target.shape, strict=True)
             common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in sizes]
             if any(start >= end for start, end in common):

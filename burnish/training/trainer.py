@@ -16,7 +16,7 @@ from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
 from burnish.rl.kl import gate
 from burnish.training.exchange import bring, without_others
-from burnish.training.optimizer import Ema, ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup, clip_gradients
 from burnish.training.profiling import Usage
 from burnish.training.ranks import SINGLE_RANK, Ranks, shares
 from burnish.training.roles import Publisher, TrainedRoles
@@ -172,11 +172,9 @@ class AuxiliaryLoss:
         algorithm that it stands beside does not change it."""
         self.algorithm, self.draw, self.coef, self.metric = algorithm, draw, coef, metric
 
-    def backward(self, step: int, coef: float, roles: Any, ranks: Ranks = SINGLE_RANK) -> tuple[float, Metrics]:
-        """Backward pass of an optimizer step, counted from 0: the loss, weighted by ``coef``, and the metrics.
-
-        Both are this rank's share; their sum over ranks is the total.
-        """
+    def backward(self, step: int, coef: float, roles: Any, ranks: Ranks = SINGLE_RANK) -> list[Tensor]:
+        """Backward pass of an optimizer step, counted from 0, whose loss is weighted by ``coef``: the losses of this
+        rank's micro-batches without that weight, whose sum over all ranks is the loss."""
         batch, _ = self.algorithm.compute_advantages(self.draw(step))
         size, losses = self.algorithm.size(batch), []
         for micro, weight, last in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
@@ -184,8 +182,7 @@ class AuxiliaryLoss:
             loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
             (coef * loss).backward()
             losses.append(loss.detach())
-        total = sum(numbers(losses))
-        return coef * total, {self.metric: total}
+        return losses
 
 
 class Diverged(UserError):
@@ -232,7 +229,7 @@ class Trainer:
         self._gated = {}
         if self.algorithm.kl_gate is not None and self.algorithm.kl_option:
             scored, self._gated = gate(self.algorithm.kl_gate, scored, self.roles.memory["kl_gate"])
-        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.shards.kept():
+        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.unmoved():
             found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
         return found
@@ -288,15 +285,21 @@ class Trainer:
         rest, coef = 1.0, 0.0
         if self.auxiliary is not None:
             rest, coef = self.algorithm.shares(update, self.auxiliary.coef)
-        with self.roles.shards.kept():
-            share = self._backward(mini, size, rest)
+        with self.roles.unmoved():
+            share, sums = self._backward(mini, size, rest)
             if self.auxiliary is not None:
-                share["auxiliary"], reported = self.auxiliary.backward(
-                    self.optimizer_steps, coef, self.roles, self.rows
-                )
-                share |= {f"report {name}": value for name, value in reported.items()}
+                own = self.auxiliary.backward(self.optimizer_steps, coef, self.roles, self.rows)
+                sums += [(f"report {self.auxiliary.metric}", loss) for loss in own]
+        # read only now, so that the GPU need not be waited for between micro-batches
+        for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
+            if name.startswith("extreme "):
+                share[name] = extreme_of(name)([number, share.get(name, number)])
+            else:
+                share[name] += number
+        if self.auxiliary is not None:
+            share["auxiliary"] = coef * share[f"report {self.auxiliary.metric}"]
         if not self.ranks.tells:
-            share = {}  # of ranks that learn the same rows the first one tells what came of them
+            share.clear()  # of ranks that learn the same rows the first one tells what came of them
         whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)
         if not whole.pop("taught") and self.auxiliary is None:
@@ -309,10 +312,10 @@ class Trainer:
         if self.roles.counts_tokens:
             metrics |= length_metrics(mini.costs(), self.rows.size)
         learning = [group for group in self.groups if group.learns(update)]
-        norms = {}
+        clipped = clip_gradients([([*one.parameters.values()], one.options.max_grad_norm) for one in learning])
+        norms = {group.name: float(norm) for group, norm in zip(learning, clipped, strict=True)}
         for group in learning:
-            norms[group.name] = norm = group.clip()
-            metrics |= {f"{group.name}/grad_norm": norm, f"{group.name}/lr": group.lr}
+            metrics |= {f"{group.name}/grad_norm": norms[group.name], f"{group.name}/lr": group.lr}
         metrics |= signal_metrics(whole, norms.get(self.groups[0].name))
         if not all(map(math.isfinite, [total, *norms.values()])):
             return self._skip(total, norms)
@@ -326,8 +329,11 @@ class Trainer:
                 self.ema.update()
         return metrics
 
-    def _backward(self, mini: Batch, size: int, factor: float) -> dict[str, float]:
-        """Gradients of a mini-batch, times ``factor``, a micro-batch at a time: this rank's share of its sums."""
+    def _backward(
+        self, mini: Batch, size: int, factor: float
+    ) -> tuple[defaultdict[str, float], list[tuple[str, Tensor | float]]]:
+        """Gradients of a mini-batch, times ``factor``, a micro-batch at a time: what is known of this rank's share of
+        its sums, and what is to be added to it by name."""
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0, "taught": 0.0})
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
@@ -352,14 +358,9 @@ class Trainer:
             for name, (value, count) in loss.metrics.items():
                 sums += [(f"sum {name}", value), (f"count {name}", count)]
             sums += [(f"extreme {self.rows.rank} {name}", value) for name, value in loss.extremes.items()]
-        # read only now, so that the GPU need not be waited for between micro-batches
-        for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
-            if name.startswith("extreme "):
-                share[name] = extreme_of(name)([number, share.get(name, number)])
-            else:
-                share[name] += number
         reported = balance.metrics() if balance else {}
-        return share | {f"report {name}": value for name, value in reported.items()}
+        share |= {f"report {name}": value for name, value in reported.items()}
+        return share, sums
 
     def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
         """This rank's micro-batches of a mini-batch, on the networks' device; see ``rank_micro_batches``."""

@@ -67,7 +67,7 @@ def library_complaint(address: str) -> str:
 VARIABLE = re.compile(r"KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.IGNORECASE)  # in names of variables
 SHORTEST = 6  # characters of a secret; anything shorter is in every message by chance
 IN_ADDRESS = re.compile(r"://[^/\s@]+@")
-IN_QUERY = re.compile(r"([?&]\w*(?:token|key|secret)=)[^&\s]+", re.IGNORECASE)
+IN_QUERY = re.compile(r"(?<=[?&;#])([^=&;\s]+)=[^&;\s]+")
 HIDDEN = "***"
 
 
@@ -76,7 +76,10 @@ def redacted(text: str) -> str:
     found = {value for name, value in os.environ.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
     for value in sorted(found, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
-    return IN_QUERY.sub(rf"\1{HIDDEN}", IN_ADDRESS.sub(f"://{HIDDEN}@", text))
+    return IN_QUERY.sub(
+        lambda pair: f"{pair[1]}={HIDDEN}" if SECRET.search(unquote(pair[1])) else pair[0],
+        IN_ADDRESS.sub(f"://{HIDDEN}@", text),
+    )
 
 
 def one_line(error: BaseException) -> str:

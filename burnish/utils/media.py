@@ -21,22 +21,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 2**26
+# formats of pictures alone: PostScript is a program that PIL has Ghostscript run, and others (IPTC) may hold some
+IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "JPEG2000", "AVIF", "PPM", "TGA", "ICO", "ICNS")
 DEEPEST = 2**16 - 1  # value of an image of 16 bits
 
 
 def open_image(data: bytes) -> Image:
-    """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
+    """``PIL.Image.open``, of ``IMAGES`` alone.
 
     An image that would take gigabytes of memory is refused by its header alone.
 
     Raises:
-        OSError: it is no image, PostScript, or has too many pixels.
+        OSError: it is no image of these formats, or has too many pixels.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    opened = Image.open(io.BytesIO(data))
-    if opened.format == "EPS":
-        raise OSError("it is PostScript, which is a program; save it as PNG")
+    try:
+        opened = Image.open(io.BytesIO(data), formats=IMAGES)
+    except UnidentifiedImageError:
+        raise OSError("its format is unknown; save it as PNG") from None
     if opened.width * opened.height > MOST_PIXELS:
         raise OSError(f"it has {opened.width} x {opened.height} pixels, more than {MOST_PIXELS:,}; scale it down")
     return opened

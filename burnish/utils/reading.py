@@ -24,6 +24,8 @@ def checked_path(text: str, what: str = "") -> Path:
     if not text:
         raise UserError(f"{what or 'a path'} is empty; give a path, or leave the option out")
     subject = f"{what} is {text}" if what else str(text)
+    if "${" in text:
+        raise UserError(f"{subject}, but only a shell replaces variables; write the path without, or give it there")
     try:
         path = Path(text).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):

@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING, Any
 
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def _load_when_used(name: str) -> None:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Around imports of large libraries, a quarter of whose time would go to looking for garbage that isn't there."""
+    """Around what makes many objects that stay, as imports of large libraries do: most of the time might go to looking
+    for garbage that isn't there."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -215,7 +217,7 @@ def without_collecting() -> Iterator[None]:
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(redacted(super().format(record)))
 
 
 def prepare() -> None:

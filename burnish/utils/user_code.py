@@ -26,13 +26,14 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
+from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
 
 FILE = "burnish_file:"  # begins the names of modules that were made of files
 OURS = Path(__file__).parents[1]
 OBJECT = "object"  # in the place of a module: what ``burnish.load`` was given, by the name that it was given for
-_CODE = re.compile(r"(.+\.py|[A-Za-z_]\w*(\.\w+)*):[A-Za-z_]\w*")
+_CODE = re.compile(r"(.+\.py|[^\W\d]\w*(\.\w+)*):[^\W\d]\w*", re.DOTALL)
 GIVEN: dict[str, Any] = {}  # of this process
 
 
@@ -88,9 +89,7 @@ def load_object(path: str, what: str) -> Any:
     Raises:
         UserError: the path leads nowhere, or its module fails to import.
     """
-    where, colon, name = path.rpartition(":")
-    if not colon or not where or not name:
-        raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
+    where, _, name = path.rpartition(":")
     if where == OBJECT:
         if name not in GIVEN:
             raise UserError(
@@ -98,6 +97,8 @@ def load_object(path: str, what: str) -> Any:
                 f"it to burnish.load again, or write it into a module and give package.module:function"
             )
         return GIVEN[name]
+    if not names_code(path):
+        raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
@@ -116,7 +117,7 @@ def reason(error: BaseException) -> str:
     """What was raised, and where in the user's code."""
     if isinstance(error, UserError):
         return f"{error}{place_of(error)}"
-    return f"{type(error).__name__}: {error}{place_of(error)}"
+    return f"{type(error).__name__}: {redacted(str(error))}{place_of(error)}"
 
 
 def place_of(error: BaseException) -> str:

@@ -355,7 +355,9 @@ def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[st
 
 @contextmanager
 def quietly(*libraries: str) -> Iterator[None]:
-    """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
+    """Without progress bars, advice and warnings of libraries, by default diffusers and transformers, and questions."""
+    # seconds for which it asks whether code that a folder brings is to run, where none else has said no
+    vars(import_module("transformers.dynamic_module_utils"))["TIME_OUT_REMOTE_CODE"] = 0
     loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
     before = [(logger.get_verbosity(), logger.is_progress_bar_enabled()) for logger in loggers]
     for logger in loggers:

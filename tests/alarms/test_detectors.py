@@ -1,9 +1,12 @@
 """Every alarm: raised when its metric leaves, not before, over when it comes back."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from scipy.special import stdtrit
 
 from burnish.alarms.detectors import LIMITS, Drift, Series, Threshold
 from burnish.alarms.record import Alarm
@@ -53,6 +56,15 @@ def test_honest_series_raise_no_more_false_alarms_than_is_said_and_a_move_is_fou
         assert one.move(0.3) is not None
 
 
+def test_a_move_is_one_that_chance_exceeds_too_seldom():
+    bound = -stdtrit(11, 0.001 / (12 * 13) / 2) * 0.01 * math.sqrt(1 / 8 + 1 / 4)  # of 8 first and 4 last updates
+    for size, moved in ((0.95, False), (1.05, True)):
+        one = Series(1, 0.001)
+        for update in range(1, 13):
+            one.add(update, size * float(bound) * (update > 8), 0.1, 0.01)
+        assert (one.move(1e-6) is not None) == moved
+
+
 OPTIONS = AlarmOptions()
 
 
@@ -69,28 +81,7 @@ def raised(detector, rows) -> list[tuple[int, Alarm | None]]:
     return found
 
 
-BEYOND = {  # metrics in the first updates, and then, when the alarm has to be raised
-    "missing_rewards": ({"critic/missing_ratio": 0.0}, {"critic/missing_ratio": 0.2}),
-    "constant_reward": (
-        {"critic/rewards/max": 1.0, "critic/rewards/min": 0.0}, {"critic/rewards/max": 0.5, "critic/rewards/min": 0.5},
-    ),
-    "saturation": ({"critic/rewards/solved_ratio": 0.9}, {"critic/rewards/solved_ratio": 1.0}),
-    "group_collapse": ({"critic/rewards/dead_ratio": 0.5}, {"critic/rewards/dead_ratio": 0.9}),
-    "ratio": ({"actor/ratio_mean": 1.01}, {"actor/ratio_mean": 0.8}),
-    "mismatch": ({"rollout_corr/kl": 0.001}, {"rollout_corr/kl": 0.3}),
-    "clip_fraction": ({"actor/pg_clipfrac": 0.2}, {"actor/pg_clipfrac": 0.9}),
-    "kl": ({"actor/ppo_kl": 0.01}, {"actor/ppo_kl": -0.5}),
-    "stale_samples": (
-        {"rollout_corr/rollout_is_eff_sample_size": 0.9}, {"rollout_corr/rollout_is_eff_sample_size": 0.1},
-    ),
-    "velocity": ({"actor/velocity_norm_ratio": 1.1}, {"actor/velocity_norm_ratio": 0.4}),
-    "forecast": ({"rollout/forecast_error": 0.1}, {"rollout/forecast_error": 0.8}),
-    "entropy_collapse": ({"actor/entropy": 0.5}, {"actor/entropy": 0.01}),
-    "entropy_growth": ({"actor/entropy": 0.5}, {"actor/entropy": 2.0}),
-    "variety_collapse": ({"critic/diversity": 0.06}, {"critic/diversity": 0.01}),
-    "gradient": ({"actor/grad_norm": 0.5}, {"actor/grad_norm": 8.0}),
-    "unfamiliar_form": ({"response/unfamiliar_form": 0.01}, {"response/unfamiliar_form": 0.8}),
-}  # fmt: skip
+BEYOND = yaml.safe_load(Path(__file__).with_name("limits.yaml").read_text())
 
 
 def test_a_drift_is_an_alarm_while_the_reward_pays_for_it_and_is_over_when_it_comes_back():

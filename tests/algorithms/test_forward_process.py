@@ -251,7 +251,8 @@ def test_srpo_recovers_samples_by_their_own_noise_and_climbs_words_down_and_up()
                      emphasis=((0.1, 0.2), (0.4, 0.3)))  # fmt: skip
     samples, off = scored(), torch.tensor([0.1, 0.0, -0.3, 0.0, 0.2], dtype=torch.float64)
     noise = torch.randn(COUNT, 1, DIM, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    trace = replace(samples.trace, state=noise, next_state=noise, time=torch.ones(COUNT, 1), time_next=noise[..., 0])
+    half = torch.full((COUNT, 1), 0.5)  # networks that predict noise begin below t = 1
+    trace = replace(samples.trace, state=noise / 2, next_state=noise, time=half, time_next=noise[..., 0])
     samples = replace(samples, trace=trace)
     (part,) = algorithm.micro_batches(samples, 100)
     start, end = part.times.unbind(1)

@@ -40,6 +40,14 @@ def test_a_pickle_that_runs_a_command_runs_nothing(path, tmp_path, name):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_run_goes_on_without_code_that_the_configuration_there_names(copy):
+    own, config = copy.output / "own.py", copy.output / "config.yaml"
+    own.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    config.write_text(config.read_text().replace("  name: grpo", f"  name: {own}:Own"))
+    assert f"algorithm.name: {own}:Own -> grpo" in copy.train("steps=4", status=2).message
+    assert not own.with_name("ran").exists()
+
+
 def test_nothing_outside_of_the_folder_is_opened(path):
     secret = path.parent / "secret.pt"
     secret.write_bytes(b"secret")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.support.checkpoints import MANIFEST, TENSORS, kept, run_of
+from tests.support.checkpoints import IDENTITY, MANIFEST, TENSORS, kept, make, run_of
 from tests.support.tiny_run import TinyRun
 
 
@@ -72,9 +73,22 @@ def test_the_newest_are_kept_and_the_best(files):
     (reward,) = (name for name in scores[0] if name.startswith("val-core/") and name.endswith("reward/mean@1"))
     best = max(range(1, 6), key=lambda update: (scores[update][reward], update))
     assert kept(run.output) == sorted({best, 5})
-    run = run_of(files, "newest", "checkpoint.keep_last=2", "checkpoint.keep_best=false")
-    run.train()
-    assert kept(run.output) == [2, 3]
+
+
+@pytest.mark.parametrize(("options", "saved", "left"), [
+    ({"keep_last": 1}, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.2}, [3, 4]),
+    ({"keep_last": 1, "keep_best": False}, {1: 0.9, 2: 0.1}, [2]),
+    ({"keep_last": 1}, {1: None, 2: None, 5: None, 3: None}, [3, 5]),  # 5 is of the run that went back to 2
+    ({"keep_last": 4, "max_gb": 0.00125}, {1: 0.9, 2: None, 3: 0.1, 4: None, 5: None}, [1, 4, 5]),  # of 0.4 MB each
+    ({"keep_last": 4, "max_gb": 0.0005}, {1: 0.9, 2: None, 3: None}, [1, 3]),
+])  # fmt: skip
+def test_the_last_and_the_best_are_kept_and_what_has_room_beside_them(tmp_path, options, saved, left, caplog):
+    store = make(tmp_path, **options)
+    for update, score in saved.items():
+        store.save(update, {"role": {"weight": torch.zeros(100_000)}}, identity=IDENTITY, score=score)
+    store.wait()
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == left
+    assert caplog.text.count("max_gb") == (options.get("max_gb") == 0.0005)
 
 
 def test_a_checkpoint_of_another_run_is_refused_entry_by_entry(copy, files):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from burnish import cli
 from burnish.registry import register
@@ -78,24 +79,7 @@ def test_help_teaches_by_example_within_80_columns(verb, capsys, monkeypatch):
     assert verb or "75" in text  # exit codes
 
 
-SLIPS = {  # words, and what the answer names
-    "trian": ["'trian'", "'train'"], "train": ["RECIPE", "--help"], "train quickstart --seed 3": ["--seed", "seed=3"],
-    "train quickstrat": ["quickstart"],
-    "--verbose": ["--verbose"], "sample runs/x": ["--prompt-file"], "export runs/x": ["--output"],
-    "sample runs/x a --steps 0": ["--steps", "'0'", ">= 1"],
-    "sample quickstart a rollout.guidance_scale=4": ["'rollout.guidance_scale=4'", "--prompt-file"],
-    "export runs/x -o y --format gguf": ["gguf", "merged", "lora"],
-    "plan quickstart memory=8GB memory=9GB": ["memory", "twice"], "plan quickstart memory=much": ["memory is 'much'"],
-    "tiny pickscor folder": ["pickscore"], "tiny flux folder --seed -1": ["--seed"],
-    "data prepare genval": ["genval", "geneval"], "data show": ["recipe"], "data mend": ["'mend'"],
-    "check-reward clip --weights nowhere": ["clip", "nowhere"],
-    "board no_such": ["no_such"], "eval": ["SOURCE"],
-    "eval quickstart --suite quickstart --shard 3/2 -o x": ["i from 1 to n"],
-    "eval quickstart --suite quickstart suite.stpes=8": ["stpes"],
-    "eval vlm_quickstart --suite quickstart": ["text-to-image"], "eval --compare nowhere nowhere": ["nowhere"],
-    "eval vlm_quickstart rollout.max_new_tokens=5000 model.device=cpu":
-        ["rollout.max_new_tokens is 5000", "2048", "rollout.max_new_tokens to 20"],
-}  # fmt: skip
+SLIPS = yaml.safe_load((ROOT / "tests/refusals/slips.yaml").read_text())
 
 
 @pytest.mark.parametrize("line", SLIPS)

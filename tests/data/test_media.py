@@ -76,11 +76,12 @@ def test_a_image_of_16_bits_keeps_its_greys_and_others_are_converted_as_pil_does
 def test_postscript_is_refused_and_never_run(monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
     monkeypatch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("a program was started"))
-    head = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
-    media = Media.encoded(head + b"(x) (w) file\nshowpage\n%%EOF\n")
-    for look in (media.check, media.size, media.decode, media.image):
-        with pytest.raises(OSError, match="PNG"):
-            look()
+    text = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) (w) file\nshowpage\n%%EOF\n"
+    iptc = bytes.fromhex("1c031400020008 1c031e00020008 1c033c00020100 1c0378000105 1c080a") + len(text).to_bytes(2)
+    for media in (Media.encoded(text), Media.encoded(iptc + text)):  # the second is an image of IPTC that holds it
+        for look in (media.check, media.size, media.decode, media.image):
+            with pytest.raises(OSError, match="PNG"):
+                look()
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -274,12 +274,9 @@ def test_the_game_is_played_by_a_program_that_knows_nothing_of_burnish(tmp_path,
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     given = ["model.path=burnish:vlm_quickstart/model", f"data.train_files={tmp_path}/questions.jsonl", "rollout.n=4"]
     small = [
-        "data.train_batch_size=2",
-        "steps=1",
-        "validation.max_prompts=2",
-        "optimizer.warmup_steps=0",
+        "data.train_batch_size=2", "steps=1", "validation.max_prompts=2", "optimizer.warmup_steps=0",
         f"output_dir={tmp_path / 'run'}",
-    ]
+    ]  # fmt: skip
     with chdir(ROOT):
         burnish("train", "examples/grid_agent.yaml", *given, *small)
     *_, row = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

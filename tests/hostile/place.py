@@ -25,7 +25,6 @@ def build(folder: Path) -> Place:
     (folder / "rewards.py").write_text(REWARDS)
     for number in range(2):
         Image.new("RGB", (16, 16), (90 * number, 60, 120)).save(folder / "pictures" / f"{number}.png")
-        (folder / "pictures" / f"{number}.txt").write_text("a cat\n")
     for family, name in (("sd3", "pipeline"), ("qwen2_vl", "language")):
         burnish("tiny", family, folder / name)
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")

@@ -113,7 +113,9 @@ def test_optimality(c):
     ("one_only", [0.5, 0.5, 0.5, 0.75, 0.75]),
 ])  # fmt: skip
 def test_optimality_is_a_probability(mode, expected):
-    assert optimality(torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0]), 2.0, mode).tolist() == expected
+    advantage = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0])
+    assert optimality(advantage, 2.0, mode).tolist() == expected
+    assert set(optimality(advantage, 0.25, mode).tolist()) <= {0, 0.5, 1}
 
 
 @pytest.mark.parametrize("name", ["copy", "linear_to_0_5", "delayed_linear_to_0_999"])
@@ -231,9 +233,12 @@ def test_a_kl_holds_whom_other_rewards_doubt_most_and_more_of_them_as_doubts_gro
     )  # fmt: skip
     gate, memory = lookup("kl gate", "disagreement")(against=("1", "2"), share=0.5), {}
     for _ in range(20):
-        assert call(gate, given, memory).tolist() == [1.0, 0.0, 0.0, 1.0]  # the last one: nobody judged it
+        found = call(gate, given, memory)
+        torch.testing.assert_close(found, torch.tensor([1.0, 0.0, 0.0, 1.0]))  # the last one: nobody judged it
+    assert call(gate, replace(given, components=torch.full((4, 3), NAN)), {}).tolist() == [1.0] * 4
     assert memory == {"share": 0.5, "means": [pytest.approx(0.625)] * 20}
-    for other, share in (([1.0, 4.0, 3.0, 2.0], 0.55), ([4.0, 3.0, 2.0, 1.0], 0.55 * 0.9)):
+    for other, share in (([1.0, 4.0, 3.0, 2.0], 1.0), ([4.0, 3.0, 2.0, 1.0], 0.9)):
+        memory["share"] = min(memory["share"] * 1.9, 1.0)
         call(gate, replace(given, components=torch.tensor([reward.tolist(), other, other]).T), memory)
         assert memory["share"] == pytest.approx(share)
 
@@ -250,6 +255,7 @@ def test_closed_forms():
     torch.testing.assert_close(of_samples("rloo")[:3], torch.tensor([1.0, -0.5, -0.5]))
     torch.testing.assert_close(of_samples("rloo")[6:8], torch.tensor([-0.6, 0.6]))
     torch.testing.assert_close(of_samples("grpo")[:3], torch.tensor([2.0, -1.0, -1.0]) / 3**0.5, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(of_samples("cpgd")[:3], torch.tensor([2.0, -1.0, -1.0]) / 2**0.5, rtol=1e-5, atol=0)
     assert of_samples("reinforce_plus_plus_baseline").equal(of_samples("dr_grpo"))
 
 
@@ -298,14 +304,18 @@ def test_several_rewards_are_normalised_one_by_one(half, how, scale):
     gone = torch.arange(5) == 2  # a sample that the reward does not apply to is as if it were not there
     found = normalise_each(WIDE[:, :1], (~gone)[:, None].float(), group, none, scale=scale)
     torch.testing.assert_close(found, normalise_each(WIDE[:, :1], (1.0,), group, gone, scale=scale))
+    assert normalise_each(WIDE[:1, :1], (1.0,), group[:1], none[:1], scale=scale, whiten=True).tolist() == [0]
 
 
 def test_the_optimal_baseline_weighs_long_responses_more():
-    lengths = torch.tensor([4, 1, 1, 2, 2])
+    """Equal rewards are exactly nothing, and those of empty responses are compared with nothing."""
+    lengths = torch.tensor([4, 1, 1, 2, 2, 3, 1, 1, 0, 0])
     mask = torch.arange(4) < lengths[:, None]
-    given = rewards(torch.tensor([1.0, 0.0, 1.0, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1]), MISSING[:5])
+    reward = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.2, 0.1, 0.1, 0.1, 1.0, 0.0])
+    given = rewards(reward, torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, 3]), torch.zeros(10).bool())
     found = optimal_baseline(replace(given, mask=mask))
-    torch.testing.assert_close(found, torch.tensor([1 - 5 / 6, -5 / 6, 1 - 5 / 6, 0.15, -0.15]))
+    torch.testing.assert_close(found[:5], torch.tensor([1 - 5 / 6, -5 / 6, 1 - 5 / 6, 0.15, -0.15]))
+    assert found[5:].tolist() == [0, 0, 0, 1, 0]
 
 
 def everyway(correct: list[bool], k: int) -> torch.Tensor:
@@ -343,6 +353,9 @@ def test_a_token_gets_what_its_step_and_later_ones_are_worth():
     found = group_steps(of_steps(steps), advantage_std="group", advantage_eps=1e-6)
     alone = [0.0] * 4  # one step has nothing to be compared with
     torch.testing.assert_close(found, torch.tensor([[a + b, a + b, b, b], [c + d, d, d, 0.0], alone]))
+    steps[1][2] = NAN
+    found, more = (group_steps(of_steps(steps, rest), advantage_std="none") for rest in ((0.0,) * 3, (1.0, 0.0, 9.0)))
+    torch.testing.assert_close(more - found, torch.tensor([[0.5] * 4, [-0.5] * 4, alone]))
 
 
 def test_what_is_only_watched_is_correlated_with_the_reward_within_groups():

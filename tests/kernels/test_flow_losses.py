@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
-from burnish.diffusion.losses import awm_logprob
+from burnish.diffusion.losses import awm_logprob, matching_error, negative_aware
 from burnish.diffusion.steps import diffuse
 from burnish.language.losses import implicit_rewards
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
 from burnish.rl.preference import centred_distillation, diffusion_dpo, group_preference, hold_clipped
-from burnish.rl.surrogates import gaussian_kl, squared_distance
+from burnish.rl.surrogates import squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
@@ -49,15 +49,6 @@ def by_name(name: str, part: Any, roles: Any, **options: Any) -> tuple[Tensor, d
     """Mean loss of the algorithm that a recipe names, and the means of what it reports."""
     loss = lookup("flow algorithm", name)(**options).loss(part, roles)
     return loss.total / len(part), {key: total / count for key, (total, count) in loss.metrics.items()}
-
-
-def test_distillation_by_kl():
-    c = case("losses", "loss/distill_kl")
-    mean = c.inputs["prev_sample_mean"].clone().requires_grad_()
-    loss = gaussian_kl(mean, c.inputs["teacher_prev_sample_mean"], c.inputs["std_dev_t"].flatten()).mean()
-    c.close(loss, c.expected["loss"])
-    c.close(loss, c.expected["metrics"]["actor/distill_kl_loss"])
-    c.close(torch.autograd.grad(loss, mean)[0], c.expected["grad"])
 
 
 def test_distillation_by_velocity():
@@ -114,6 +105,15 @@ def test_negative_aware_of_the_authors(c):
     c.close(values["actor/negative_loss"], torch.tensor(c.expected["negative_loss"]).mean())
     c.close(total, c.expected["loss"])
     c.close(torch.autograd.grad(total, velocity)[0], c.expected["grad_v_new"])
+
+
+def test_a_squared_error_is_divided_by_no_less_than_a_floor():
+    a, b = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    plain = matching_error(a, b)
+    for floor, divisor in ((10.0, 10.0), (1e-5, (a - b).abs().mean(1))):
+        torch.testing.assert_close(matching_error(a, b, adaptive=True, floor=floor), plain / divisor)
+        loss, *parts = negative_aware(a, a, b, a, torch.zeros(3), torch.ones(3), beta=0.5, floor=floor)
+        torch.testing.assert_close((loss, *parts), (2 * plain / divisor, plain / divisor, plain / divisor))
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/awm_logprob_"), ids=lambda c: c.id)
@@ -184,9 +184,11 @@ def test_a_group_of_two_is_a_pair():
     error, reference = torch.rand(4), torch.rand(4)
     advantage, group = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.tensor([7, 7, 3, 3])
     loss, values = group_preference(error, reference, advantage, group, beta=50.0)
-    pair, _ = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=50.0)
+    pair, reported = diffusion_dpo(error[::2], error[1::2], reference[::2], reference[1::2], beta=50.0)
     torch.testing.assert_close(50 * loss, pair.flip(0))  # groups in rising order of ids
     torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), 50 * loss)
+    for one in (values, reported):
+        assert torch.equal(one["actor/implicit_acc"], (one["rewards/margins"] > 0).float())
 
 
 def test_clipping_of_dgpo():
@@ -200,11 +202,11 @@ def test_clipping_of_dgpo():
     assert torch.equal(held, error)
     assert not held.requires_grad or (torch.autograd.grad(held.sum(), velocity)[0] == 0).all()
 
-    old, advantage = torch.ones(4), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    error = torch.tensor([0.5, 0.5, 1.5, 1.5], requires_grad=True)  # better and worse than the old policy
+    old, advantage = torch.ones(6), torch.tensor([1.0, -1.0, 0.0]).repeat(2)
+    error = torch.tensor([0.5] * 3 + [1.5] * 3, requires_grad=True)  # better and worse than the old policy
     held, which = hold_clipped(error, old, advantage, clip=0.1)
-    assert which.tolist() == [True, False, False, True]
-    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 0], "the way back is open"
+    assert which.tolist() == [True, False, False, False, True, True]
+    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 1, 0, 0], "the way back is open"
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/crd_"), ids=lambda c: c.id)

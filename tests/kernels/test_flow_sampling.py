@@ -15,6 +15,7 @@ from tests.support.schedules import gaussian_velocity, schedule
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
 TIMES = schedule(STEPS, shift=3.0)
 GROUP = torch.arange(GROUPS).repeat_interleave(MEMBERS)
+SHARES = torch.linspace(0.2, 1.0, 3 * len(GROUP)).view(-1, 3)  # of what is noised, of a sample and of its two streams
 
 
 class Field:
@@ -57,7 +58,8 @@ def run(plan: Plan, rows: torch.Tensor | None = None, *, shared: bool = False):
     rows = torch.arange(GROUPS * MEMBERS) if rows is None else rows
     start = normal((2, int(GROUP[row] if shared else row)) for row in rows)
     field = Field(GROUP[rows])
-    return finished(denoise(field, start, plan, noise_for(rows))), field.rows
+    shares = {"share": SHARES[rows, 0], "stream_share": SHARES[rows, 1 : 1 + len(plan.streams)]}
+    return finished(denoise(field, start, plan, noise_for(rows), **shares)), field.rows
 
 
 def plan_of(window: Window, kind="sde", **kwargs) -> Plan:
@@ -67,7 +69,9 @@ def plan_of(window: Window, kind="sde", **kwargs) -> Plan:
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance", "ddim"])
 @pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
 def test_what_is_recorded_can_be_replayed(kind, window):
-    path, _ = run(plan_of(window, kind, interval=3))
+    density = "squared_error" if kind == "cps" else "gaussian"
+    plan = plan_of(window, kind, density=density, interval=3, streams=(("above", 1), ("below", 1)))
+    path, _ = run(plan)
     recorded = window.size or len(window.within(STEPS))
     assert path.logprob.shape == (GROUPS * MEMBERS, recorded)
     field = Field()
@@ -75,12 +79,17 @@ def test_what_is_recorded_can_be_replayed(kind, window):
         rows = torch.arange(len(GROUP))
         velocity = field(path.state[:, k], path.time[:, k], rows)
         step = transition(
-            kind, velocity, path.state[:, k], path.time[:, k], path.time_next[:, k], noise=0.6, t_max=float(TIMES[1])
-        )
-        assert torch.equal(step.logprob(path.next_state[:, k]), path.logprob[:, k])
+            kind, velocity, path.state[:, k], path.time[:, k], path.time_next[:, k], noise=0.6, t_max=float(TIMES[1]),
+            share=SHARES[:, 0],
+        )  # fmt: skip
+        landed = path.next_state[:, k]
+        assert torch.equal(step.logprob(landed, density), path.logprob[:, k])
+        for i, stream in enumerate((slice(1), slice(1, None))):
+            apart = replace(step, mean=step.mean[:, stream], share=SHARES[:, 1 + i])
+            torch.testing.assert_close(apart.logprob(landed[:, stream], density), path.stream_logprob[:, k, i])
         at = [TIMES.tolist().index(t) for t in path.time[:, k].tolist()]
         drawn = normal((1, row, step_) for row, step_ in enumerate(at))
-        torch.testing.assert_close(step.sample(drawn), path.next_state[:, k])
+        torch.testing.assert_close(step.sample(drawn), landed)
 
 
 @pytest.mark.parametrize("interval", [1, 3])
@@ -168,6 +177,9 @@ def test_solvers_are_those_of_diffusers():
     for level, t in zip(theirs.sigmas, theirs.timesteps, strict=False):
         x = theirs.step(velocity(x, level.expand(5), None), t, x).prev_sample
     torch.testing.assert_close(solve("dpm2m", theirs.sigmas), x)
+    half, raised = (lambda *asked, to=to: velocity(*asked).bfloat16().to(to) for to in (torch.bfloat16, torch.float32))
+    for solver in ("euler", "heun", "dpm2m"):  # arithmetic is in float32 whatever the network computes in
+        assert torch.equal(*(solve(solver, LEVELS, velocity=network) for network in (half, raised)))
 
 
 def test_a_stochastic_step_ends_what_is_remembered():
@@ -176,7 +188,7 @@ def test_a_stochastic_step_ends_what_is_remembered():
     recorded[:, 2:4] = True
     noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0))
     plan = Plan(times=LEVELS, kind="sde", noise=0.5, recorded=recorded, solver="dpm2m")
-    path = finished(denoise(velocity, STARTS, plan, lambda step: noise))
+    path = finished(denoise(velocity, STARTS, plan, lambda step: noise if step in (2, 3) else no_noise(step)))
     torch.testing.assert_close(path.latents, solve("dpm2m", LEVELS[4:], path.next_state[:, -1]))
 
 

@@ -1,6 +1,7 @@
 """Noise levels, transitions and windows: closed forms, marginals, diffusers' own numbers."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,9 +10,14 @@ from diffusers import DDIMScheduler
 
 from burnish.config.checks import problems
 from burnish.diffusion.algorithms.policy_gradient import Window
-from burnish.diffusion.steps import stratify, transition
+from burnish.diffusion.steps import stratify, thinned, transition
 from burnish.utils.errors import ConfigError
 from tests.support.schedules import gaussian_velocity, schedule
+
+
+def test_a_share_of_the_later_steps_is_rounded_up_and_evenly_spaced():
+    for steps, share, kept in ((10, 0.3, [4, 7, 10]), (11, 0.7, [2, 4, 5, 7, 8, 10, 11]), (4, 1e-12, [4])):
+        assert thinned(torch.arange(steps + 1), 1, share).tolist() == [0, 1, *kept]
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:
@@ -57,6 +63,11 @@ def test_rows_know_nothing_of_each_other(kind):
         torch.testing.assert_close(alone.mean, whole.mean[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.std, whole.std[row], rtol=0, atol=0)
         torch.testing.assert_close(alone.logprob(landed[row]), whole.logprob(landed)[row], equal_nan=True)
+    halves = v.bfloat16(), x.bfloat16()
+    half, raised = (
+        transition(kind, *of, t, t_next, noise=noise, t_max=0.9) for of in (halves, [h.float() for h in halves])
+    )
+    torch.testing.assert_close(half.mean, raised.mean, rtol=0, atol=0)
 
 
 def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):
@@ -96,6 +107,10 @@ def test_log_prob_is_the_mean_of_normal_log_densities(kind):
     torch.testing.assert_close(
         step.logprob(landed, "squared_error"), -(step.std**2) * z.square().flatten(1).mean(1), rtol=1e-4, atol=1e-6
     )
+    step = replace(step, mean=step.mean.requires_grad_(), share=torch.tensor([0.5, 1.0, 0.25]))
+    for density in ("gaussian", "squared_error"):
+        (score,) = torch.autograd.grad(step.logprob(landed, density).sum(), step.mean)
+        torch.testing.assert_close(step.score_power(landed, density), score.square().flatten(1).sum(1))
 
 
 @pytest.mark.parametrize("eta", [0.3, 1.0])

@@ -71,6 +71,13 @@ def test_choices_follow_the_weights():
     assert frequency[weights[0] == 0].sum() == 0
     edges = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     assert choose(weights.expand(2, -1), edges).tolist() == [1, 4]
+    assert choose(weights.roll(1).expand(2, -1), edges).tolist() == [2, 5]
+    large, spots = torch.rand(3000, generator=torch.Generator().manual_seed(0)), uniform[:500]  # by blocks of tokens
+    large[:700] = large[-300:] = 0.0
+    sums = large.double().cumsum(0)
+    found = choose(large.expand(500, -1), spots)
+    assert torch.equal(found, torch.searchsorted(sums, spots * sums[-1], right=True))
+    assert choose(large.expand(2, -1), edges).tolist() == [700, 2699]
 
 
 def answers(family, *, n=4, batch_size=64, rows=None, on_ended=None, limits=None, partial=(), **sampling):
@@ -139,7 +146,8 @@ def test_a_stop_string_ends_a_response_and_stays():
         assert part == (whole[: len(part)] if text in whole else whole)
         assert part.endswith(text) == (text in whole)
         assert cut.finished[row] or text not in whole
-    assert any(text in whole for whole in texts)
+    assert cut.length.min() == 1, "the first token ends it, too"
+    assert sample(n=200, max_new_tokens=12, stop=(text,), min_new_tokens=6)[1].length.min() == 6
 
 
 @pytest.mark.parametrize("family", FAMILIES)

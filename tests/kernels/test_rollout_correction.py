@@ -1,17 +1,21 @@
 """Importance weights and rejection: published numbers, and what must hold for any mask."""
 
+import math
+
 import pytest
 import torch
 
 from burnish.rl.importance import (
     correction_metrics,
     importance_weights,
+    joint_metrics,
     rejected_fractions,
     rejection,
 )
 from burnish.rl.surrogates import variance_proxies
 from tests.conformance import Case, case, cases
 
+NAN = math.nan
 LEVELS = {"token": "step", "sequence": "sample"}
 RULES = [
     "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
@@ -100,26 +104,71 @@ def ragged(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return ours, theirs, torch.arange(5) < length[:, None]
 
 
-@pytest.mark.parametrize("spoil", [torch.nan, torch.inf, -1e30])
-def test_what_does_not_count_is_never_read(spoil):
-    ours, theirs, mask = ragged(0)
-    dirty = torch.where(mask, ours, spoil)
-    for level in LEVELS.values():
-        for extra in ({}, {"lower": 0.5}, {"batch_normalise": True}):
-            options = {"level": level, "upper": 1.5, **extra}
-            clean, found = importance_weights(ours - theirs, mask, **options)
-            spoilt, same_found = importance_weights(dirty - theirs, mask, **options)
-            assert torch.equal(spoilt, clean)
-            assert (clean[~mask] == 0).all()
-            assert same_found == found
-    for rule in RULES:
-        options = {"rule": rule, "upper": 1.2 if rule.endswith("k1") else 0.05}
-        clean, found = rejection(ours - theirs, mask, **options)
-        spoilt, same_found = rejection(dirty - theirs, mask, **options)
-        assert torch.equal(spoilt, clean)
-        assert not clean[~mask].any()
-        assert same_found == found
-    assert correction_metrics(dirty, theirs, mask) == correction_metrics(ours, theirs, mask)
+@pytest.mark.parametrize("apart", [0, 30])
+def test_how_far_policies_are_apart_is_measured_sample_by_sample(apart):
+    """In nats of whole steps, no further than 20, but for differences of log-probs; padding is never read."""
+    ours, theirs, mask = ragged(1)
+    theirs[0, 1] -= apart
+    ours[~mask] = theirs[~mask] = NAN
+    scale = 1 + mask.cumsum(1)
+    found = correction_metrics(ours, theirs, mask, scale=scale)
+    nats, rows = ((ours - theirs) * scale).double(), mask.any(1)
+    each, sums = nats[mask], nats.nansum(1)[rows]
+    difference = (theirs - ours).nanmean(1)[rows]
+    expected = {
+        "kl": -each.mean(), "k3_kl": (each.clamp(max=20).exp() - each - 1).mean(),
+        "chi2_token": (2 * each.clamp(max=20)).exp().mean() - 1, "chi2_seq": (2 * sums.clamp(max=20)).exp().mean() - 1,
+        "training_ppl": (-ours.nanmean(1)[rows]).exp().mean(), "rollout_log_ppl": -theirs.nanmean(1)[rows].mean(),
+        "log_ppl_abs_diff": difference.abs().mean(), "log_ppl_diff_min": difference.min(),
+        "logprob_abs_diff_mean": (ours - theirs)[mask].abs().mean(),
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert found[f"rollout_corr/{name}"] == pytest.approx(float(value), rel=1e-4), name
+    for level, shares in (("step", each.exp()), ("sample", sums.exp())):
+        share = joint_metrics((ours - theirs) * scale, mask, level=level, applied=mask.float())
+        effective = float(shares.mean().square() / shares.square().mean())
+        assert [*share.values()] == pytest.approx([effective, 1.0], rel=1e-4)
+
+
+WILD = torch.tensor([[1.0, -2.0, 30.0], [1.0, NAN, NAN], [0.0, 0.0, NAN], [NAN] * 3, [-0.5, 0.25, 0.0]])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_rejects_what_is_beyond_its_bounds_and_counts_it(rule):
+    """What lies on a bound stays; log-ratios beyond 20 count as 20."""
+    how, _, kind = rule.rpartition("_")
+    low, high, bound = (0.0, 0.0, 1.0) if kind == "k1" else (-math.inf, 0.5, 0.5)
+    kept, found = rejection(WILD, mask := ~WILD.isnan(), rule=rule, upper=bound)
+    x = WILD.clamp(max=20.0)
+    each = {"k1": -x, "k2": x.square() / 2, "k3": x.exp() - 1 - x}[kind]
+    if how != "token":
+        row = {"seq_sum": each.nansum(1), "seq_mean": each.nanmean(1), "seq_max": each.nan_to_num(0.0).amax(1)}[how]
+        each = torch.where(mask, row[:, None], NAN)
+    assert torch.equal(kept, (each >= low) & (each <= high))
+    steps, means = each[mask], each.nanmean(1)[mask.any(1)]
+    judged, named = steps if how == "token" else means, f"rollout_corr/rollout_rs_{rule}_"
+    expected = {"fraction_low": (judged < low).float().mean(), "masked_fraction": (~kept[mask]).float().mean()}
+    for part, values in (("", steps), ("seq_", means)):
+        expected |= {f"{part}{name}": getattr(values, name)() for name in ("mean", "max", "min")}
+        beyond = means if part else judged
+        expected[f"{part}fraction_high"] = (beyond > high).float().mean()
+    assert [found[named + name] for name in expected] == pytest.approx([*map(float, expected.values())])
+
+
+@pytest.mark.parametrize("level", LEVELS.values())
+def test_weights_are_products_over_what_counts_divided_by_their_mean(level):
+    mask, options = ~WILD.isnan(), {"level": level, "upper": 1.5, "batch_normalise": True}
+    weights, found = importance_weights(WILD, mask, **options)
+    ratio = WILD if level == "step" else torch.where(mask, WILD.nansum(1, keepdim=True), NAN)
+    expected = ratio.exp().clamp(max=1.5)
+    by_sample = expected.nanmean(1)[mask.any(1)]
+    mean = expected[mask].mean() if level == "step" else by_sample.mean()
+    torch.testing.assert_close(weights, (expected / mean).nan_to_num(0.0))
+    assert found["rollout_corr/rollout_is_seq_max_deviation"] == pytest.approx(float((by_sample - 1).abs().max()))
+    one = {"level": level, "upper": 1.0, "lower": 1.0}  # a ratio of 1 lies on both bounds
+    weights, found = importance_weights(torch.zeros(1, 2), torch.ones(1, 2).bool(), **one)
+    assert weights.tolist() == [[1, 1]]
+    assert {value for name, value in found.items() if "fraction" in name or name.endswith(("oob_ratio", "std"))} == {0}
 
 
 def test_weights_that_all_vanish_stay_finite():

@@ -4,25 +4,32 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import kl_div, logsigmoid
 
 from burnish.language import losses
-from burnish.language.spans import Aligned, align, summed
+from burnish.language.spans import Aligned, align, spelled, summed
 from burnish.registry import lookup
 from burnish.rl.kl import KlController, kl_estimate
 from burnish.rl.preference import another_success, preference_loss
-from burnish.rl.surrogates import gaussian_kl, hybrid_divergence, squared_distance
+from burnish.rl.surrogates import (
+    divergence,
+    gaussian_kl,
+    hybrid_divergence,
+    sampled_advantage,
+    squared_distance,
+    with_rest,
+)
 from tests.conformance import case
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
 
 
 def test_kl():
-    c = case("losses", "loss/kl")
-    mean = c.inputs["prev_sample_mean"].clone().requires_grad_()
-    kl = gaussian_kl(mean, c.inputs["ref_prev_sample_mean"], c.inputs["std_dev_t"].flatten())
-    c.close(kl.mean(), c.expected["loss"])
-    c.close(torch.autograd.grad(kl.mean(), mean)[0], c.expected["grad"])
-
+    for name, other in (("loss/kl", "ref_prev_sample_mean"), ("loss/distill_kl", "teacher_prev_sample_mean")):
+        c = case("losses", name)
+        mean = c.inputs["prev_sample_mean"].clone().requires_grad_()
+        kl = gaussian_kl(mean, c.inputs[other], c.inputs["std_dev_t"].flatten()).mean()
+        c.close(kl, c.expected["loss"])
+        c.close(torch.autograd.grad(kl, mean)[0], c.expected["grad"])
     c = case("losses", "loss/flow_factory_kl_x-based")
     kl = squared_distance(torch.tensor(c.inputs["a"]), torch.tensor(c.inputs["b"]))
     c.close(kl.mean(), c.expected["kl_div"])
@@ -99,6 +106,10 @@ def test_a_controller_leaves_out_what_is_no_number_and_goes_on_where_it_was():
     other = KlController(0.1, target=0.5, horizon=1000)
     other.load_state_dict(control.state_dict())
     assert other.coef == control.coef != 0.1
+    fixed = KlController(0.2)
+    fixed.update(5.0, 256)
+    fixed.load_state_dict(control.state_dict())
+    assert fixed.coef == 0.2, "without a target it is that of the options"
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
@@ -157,6 +168,8 @@ def test_the_mean_of_covariances_is_the_covariance():
     assert not found[~mask].any()
     expected = torch.cov(torch.stack([logprob[mask], advantage[mask]]), correction=0)[0, 1]
     torch.testing.assert_close(found.sum() / mask.sum(), expected)
+    each = (logprob - logprob[mask].mean()) * (advantage - advantage[mask].mean())
+    torch.testing.assert_close(found[mask], each[mask])
 
 
 PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()
@@ -274,9 +287,39 @@ def test_spans_of_two_tokenizers_end_at_the_same_characters():
     assert summed(torch.arange(7.0), found.rest, 7).tolist() == [0, 2, 0, 4, 0, 0, 0]
 
 
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
+def test_the_sampled_advantage_descends_the_divergence(kind):
+    """The expectation over tokens of advantage x grad log s is minus the gradient of the divergence."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, generator=draw, dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(7, generator=draw, dtype=torch.float64).log_softmax(0)
+    student = logits.log_softmax(0)
+    worth = sampled_advantage(student, teacher, kind).detach()
+    (found,) = torch.autograd.grad((student.exp().detach() * worth * student).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad(divergence(student, teacher, kind), logits)
+    torch.testing.assert_close(found, -exact)
+    middle = (0.2 * teacher.exp() + 0.8 * student.exp()).log()
+    parts = [w * kl_div(middle, side.exp(), reduction="sum") for w, side in ((0.2, teacher), (0.8, student))]
+    torch.testing.assert_close(divergence(student, teacher, "jsd", mix=0.2), sum(parts))
+    never = torch.tensor([-math.inf, 0.0])
+    assert [float(divergence(never, never, one)) for one in (kind, "jsd")] == [0, 0], "what both leave out"
+    assert sampled_advantage(never[1] - 5, never[1], kind) == (5 if kind == "reverse" else 19), "a weight of 20 at most"
+
+
+def test_a_token_is_spelled_with_those_before_it_and_broken_characters_are_not_waited_for():
+    words, broken = [" a", " b", " c", " d", " e", " f"], [b"\xf0"] * 4 + [b"a"]
+    assert spelled(lambda ids: "".join(words[i] for i in ids)[1:], range(6)) == ("a b c d e f", [1, 3, 5, 7, 9, 11])
+    text, ends = spelled(lambda ids: b"".join(broken[i] for i in ids).decode(errors="replace"), range(5))
+    assert (text, ends) == ("\ufffd" * 4 + "a", [0, 0, 0, 4, 5])
+
+
 def test_tokens_that_both_have_are_compared_by_name_and_the_others_by_rank():
     student, teacher = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.25, 0.05, 0.6, 0.1]])
     shared, rest = torch.tensor([[0, 1], [2, 0]]), (torch.tensor([2]), torch.tensor([1, 3]))
     found = hybrid_divergence(student.log(), teacher.log(), shared, *rest, "reverse", weight=0.6)
     alike = 0.5 * math.log(0.5 / 0.6) + 0.3 * math.log(0.3 / 0.25)
     assert float(found) == pytest.approx(0.6 * alike + 0.4 * (0.2 - 0.1 + 0.05))
+    turned = hybrid_divergence(teacher.log(), student.log(), shared.flip(0), *rest[::-1], "reverse", weight=0.0)
+    assert float(turned) == pytest.approx(0.2 - 0.1 + 0.05)
+    torch.testing.assert_close(with_rest(student[:, :2].log()), student.log())
+    assert with_rest(student.log()).isfinite().all(), "nothing is left for others"

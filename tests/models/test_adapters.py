@@ -49,7 +49,7 @@ def test_the_projections_of_the_decoder_are_adapted_and_others_where_that_is_ask
     ("laguna", "q_proj", "shared_experts"),
     *seldom(
         ("deepseek_v3", "self_attn", "gate_proj"), ("falcon_h1", "in_proj", "out_proj"),
-        ("llama4", "q_proj", "router"),
+        ("llama4", "q_proj", "router"), ("hunyuan_v1_moe", "q_proj", "wg"),
     ),
 ])  # fmt: skip
 def test_layers_that_can_not_be_adapted_are_left_out(model, taken, left_out, files):

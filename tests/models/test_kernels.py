@@ -24,13 +24,13 @@ def same(found, expected, rel=1e-4, abs=1e-5):
 
 RECOMPUTED = {
     "two adapters": ("flux", ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "algorithm.kl_coef=0.1"]),
-    "lists": ("z-image", ["algorithm=flow_grpo"]),
+    "lists": ("z-image", ["algorithm=flow_grpo"]), "other processors": ("sd3-pag", ["algorithm=flow_grpo"]),
     "a reference": ("llama", ["algorithm=grpo", "algorithm.kl.coef=0.1", "model.lora=null"]),
     "pictures": ("qwen2_5_vl", ["algorithm=grpo", "model.lora={rank: 2, vision: true}"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["two adapters", *seldom("lists", "a reference", "pictures")])
+@pytest.mark.parametrize("name", ["two adapters", *seldom("lists", "other processors", "a reference", "pictures")])
 def test_all_blocks_or_the_first_ones_alone_are_computed_again(name, files):
     model, options = RECOMPUTED[name]
     expected = None

@@ -67,9 +67,7 @@ def unseen(tmp_path_factory):
 CHANGES = {  # of logits: what they become, by the tokens of the cache, the mask and the ids
     "none": lambda logits, cached, mask, ids: logits,
     "wrong cache": lambda logits, cached, mask, ids: logits.roll(int(cached > ids.shape[1]), -1),
-    "rows change one another": lambda logits, cached, mask, ids: logits.roll(
-        int(ids.shape[1] > 1 and bool((ids != ids[:1]).any())), -1
-    ),
+    "rows mix": lambda logits, cached, mask, ids: logits.roll(int(ids.shape[1] > 1 and (ids != ids[:1]).any()), -1),
     "any padding changes": lambda logits, cached, mask, ids: logits.roll(int((mask == 0).any()), -1),
     "fewer logits": lambda logits, cached, mask, ids: logits[..., :-1],
     "sees later tokens": lambda logits, cached, mask, ids: logits + logits.mean(1, keepdim=True),
@@ -96,16 +94,15 @@ def changing(unseen, files, monkeypatch):
 
 
 @pytest.mark.parametrize(("change", "reads_mask"), [
-    ("none", True), ("wrong cache", True), ("rows change one another", True), ("any padding changes", True),
+    ("none", True), ("wrong cache", True), ("rows mix", True), ("any padding changes", True),
     *seldom(("none", False), ("fewer logits", True)),
 ])  # fmt: skip
 def test_a_class_that_burnish_has_never_seen_trains_without_what_it_gets_wrong(change, reads_mask, changing):
     run = changing(CHANGES[change], reads_mask)
     run.train()
-    rows = [line for line in run.metrics if "actor/grad_norm" in line]
-    assert len(rows) == 3
-    assert all(row["actor/grad_norm"] > 0 for row in rows)
-    assert all(row["rollout_corr/logprob_abs_diff"] < 1e-4 for row in rows)
+    apart = [line["rollout_corr/logprob_abs_diff"] for line in run.metrics if line.get("actor/grad_norm", 0) > 0]
+    assert len(apart) == 3
+    assert max(apart) < 1e-4
 
 
 def test_a_class_that_can_not_be_trained_is_refused(changing):
@@ -122,8 +119,7 @@ def test_a_class_that_can_not_be_trained_is_refused(changing):
 
 
 def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path):
-    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
-            "intermediate_size": 48, "max_position_embeddings": 4096}  # fmt: skip
+    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
     parts = {f"{name}_config": {**part, "hidden_size_global": 32} for name in ("encoder", "decoder")}
     hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
     config = {**parts, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
@@ -149,8 +145,7 @@ def test_text_that_a_processor_refuses_is_named_by_its_record(files, monkeypatch
 
     monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "__call__", call)
     (files / "marked.jsonl").write_text(json.dumps({"prompt": "What is [AUDIO]?"}))
-    named = ["marked.jsonl:1", "[AUDIO] is not supported; fix it"]
-    refused(files, "llama", f"data.train_files={files}/marked.jsonl", names=named)
+    refused(files, "llama", f"data.train_files={files}/marked.jsonl", names=["marked.jsonl:1", "is not supported; fix"])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
@@ -162,16 +157,13 @@ def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, files,
     for weight in network.parameters():
         weight.data *= scale
     network.save_pretrained(tmp_path)
-    precision = "float32" if scale == 1 else "bfloat16"
-    refused(files, "llama", f"model.path={tmp_path}", f"model.dtype={precision}", names=[kind.__name__])
+    precision = f"model.dtype={'float32' if scale == 1 else 'bfloat16'}"
+    refused(files, "llama", f"model.path={tmp_path}", precision, names=[kind.__name__])
 
 
-# How long a prompt may be with its response
-
-THETA = {"rope_theta": 10000.0}
-SCALED = {"factor": 4.0, **THETA}
+SCALED = {"factor": 4.0, "rope_theta": 10000.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3, **SCALED}
-PLAIN = {"rope_type": "default", **THETA}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 DYNAMIC = {"rope_type": "dynamic", **SCALED}
 
 
@@ -182,10 +174,8 @@ DYNAMIC = {"rope_type": "dynamic", **SCALED}
     ({"full_attention": DYNAMIC, "sliding_attention": PLAIN}, 256, "dynamic"),
 ])  # fmt: skip
 def test_rows_end_where_angles_of_tokens_before_would_change(rope, most, name):
-    by_layer = any(isinstance(one, dict) for one in rope.values())
-    config = transformers.LlamaConfig(
-        max_position_embeddings=256, head_dim=6, rope_parameters=PLAIN if by_layer else rope
-    )
+    whole = PLAIN if any(isinstance(one, dict) for one in rope.values()) else rope
+    config = transformers.LlamaConfig(max_position_embeddings=256, head_dim=6, rope_parameters=whole)
     config.rope_parameters = rope  # Llama has the same for all layers, and would refuse others
     found = positions_within(config)
     assert found.most == most

@@ -63,8 +63,12 @@ def test_modules_that_a_pipeline_names_are_not_imported(pipeline, monkeypatch, t
     monkeypatch.syspath_prepend(str(pipeline.parent))
     changed(pipeline / "model_index.json", tokenizer=["own", "Own"])
     told(pipeline, names=["tokenizer", "'own'"])
-    assert not (pipeline.parent / "ran").exists()
     assert "own" not in sys.modules
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is there to be asked"))
+    changed(pipeline / INDEX, tokenizer=["transformers", "AutoTokenizer"])
+    own = {"AutoTokenizer": ["own.Own", "own.Own"]}
+    changed(pipeline / "tokenizer" / "tokenizer_config.json", tokenizer_class="Own", auto_map=own)
+    assert "custom code" in burnish("sample", pipeline, "a cat", status=2).message
 
 
 INDEX = "model_index.json"

@@ -23,8 +23,9 @@ WITH_IMAGES = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.ui
 def call_of(kind, guidance, prompt, **rollout):
     from burnish.diffusion.options import RolloutOptions
     from burnish.diffusion.pipeline.arguments import Arguments
+    from burnish.models.modular import pipeline_class
 
-    arguments = Arguments(getattr(diffusers, f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
+    arguments = Arguments(pipeline_class(f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
     arguments.check()
     arguments.check_prompts([prompt])
     return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)
@@ -35,7 +36,6 @@ def call_of(kind, guidance, prompt, **rollout):
     ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
     ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
     ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
-    ("StableDiffusionXLPAG", BARE, {"guidance_scale": 4.0}, ["pag_scale: 0"]),
     ("StableDiffusionSAG", BARE, {}, ["StableDiffusionPipeline"]), ("Kandinsky", BARE, {}, ["image_embeds"]),
     ("KandinskyV22", BARE, {}, ["image_embeds"]), ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
     ("DiT", BARE, {}, ["'a cat'", "207"]), ("Wan", WITH_IMAGES, {}, ["a cat", "image"]),
@@ -53,6 +53,7 @@ def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
+    assert call_of("Ideogram4Modular", 3.0, BARE)["guidance_schedule"] == [3.0] * 4  # a scale for each step
     assert [call_of("ZImage", scale, unwanted).get("negative_prompt") for scale in (1.0, 4.0)] == [None, "rain"]
 
 

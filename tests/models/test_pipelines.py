@@ -14,14 +14,16 @@ from burnish.diffusion.steps import transition
 from burnish.utils import random
 from tests.support import unseen
 from tests.support.generators import Generator, folder_of
-from tests.support.model_runs import changed, run_of
+from tests.support.model_runs import changed, refused, run_of
 from tests.support.tiny_run import burnish
 
 THOROUGH = pytest.mark.thorough
 TEXTS = ("a red fox", "two apples on the table")
 
 
-@pytest.mark.parametrize(("name", "guidance"), [("sd3", 3.0), ("flux-dev", 1.0), ("sdxl", 3.0), ("ernie-image", 2.0)])
+@pytest.mark.parametrize(
+    ("name", "guidance"), [("sd3", 3.0), ("flux-dev", 1.0), ("sdxl", 3.0), ("ernie-image", 2.0), ("sd1.5-pag", 3.0)]
+)
 def test_diffusers_alone_draws_the_same(name, guidance):
     ours, texts = Generator(name, guidance=guidance, steps=5), (*TEXTS, "red dog", "red cat", "red cow")
     asked = ours.asked(*texts)
@@ -228,6 +230,12 @@ def test_guidance_that_changes_nothing_is_refused_and_other_such_arguments_are_t
         Generator("dreamlite-mobile", guidance=3.0).asked(TEXTS[0])
     Generator("sd1.5", guidance=3.0, rollout={"call": {"eta": 0.3, "guidance_rescale": 0.5}}).asked(TEXTS[0])
     assert ["eta=0.3" in told for told in caplog.messages if "as without it" in told] == [True]
+
+
+def test_guidance_of_teachers_and_of_the_untrained_model_is_refused_where_it_changes_nothing(files):
+    teacher = "algorithm.teachers=[{guidance_scale: 3}]"
+    refused(files, "dreamlite-mobile", "algorithm=distill", teacher, names=["teachers[0].guidance_scale is 3"])
+    refused(files, "flux2", "algorithm=crd", "algorithm.kl_guidance=3", names=["kl_guidance is 3.0"])
 
 
 @pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2"])

@@ -32,6 +32,7 @@ OPTIONS = {
     "a family that was": ("llama", ["model.family=qwen2_vl"], ["model.family is 'qwen2_vl'", "remove it"]),
     "embedded guidance": ("sd3", ["rollout.embedded_guidance=2.0"], ["rollout.embedded_guidance is 2.0"]),
     "pictures of many tokens": ("smolvlm", ["data.max_prompt_length=60"], ["85 tokens", "prompts.jsonl:3"]),
+    "layers that are kept": ("jetmoe", ["model.gradient_checkpointing=true"], ["is True", "no layers of JetMoe"]),
     "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length", "513", "512"]),
     "a shift of none": ("sdxl", ["rollout.shift=3"], ["rollout.shift is 3", "EulerDiscreteScheduler"]),
     "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),

@@ -228,3 +228,12 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
     seconds = float(re.search(r"^sample +([\d.]+) +operations", said, re.MULTILINE)[1])
     assert seconds == pytest.approx(work["sample"]["operations"] / 1e9, rel=0.2, abs=0.1)
     assert "tflops is 0" in burnish("plan", run.recipe, "tflops=0", status=2).message
+
+
+def test_ranks_receive_the_gradients_of_adapters_once_a_step(files):
+    ranks = ["runtime=ray", "pools.train.processes=2", "sharding.shard_size=1", "model.lora.rank=2"]
+    run = TinyRun(files, "generators", "sd3", *DRAWS, *ranks, "trainer.micro_batch_size=1", "validation.every=null")
+    config = load(str(run.recipe), run.options)
+    (pool,) = forecast(config).pools
+    received = sum(work["of its machine"] for work in pool.work.values())
+    assert received == config.steps_per_update * 4 * pool.weights[0], "in float32, there and back"

@@ -2,6 +2,7 @@
 the steps and the branches of guidance need."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,16 @@ def counted(pipeline: Any) -> Counter[str]:
     return found
 
 
+def run_of(files: Path, model: str, *options: str) -> TinyRun:
+    tiny = describe(model)
+    given = ["algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off"]
+    size = [f"rollout.height={tiny.height or 'null'}", f"rollout.width={tiny.width or 'null'}"]
+    return TinyRun(files, "generators", model, *given, *size, "rollout.guidance_scale=3", *options)
+
+
 @pytest.mark.parametrize(("model", "options"), MODELS)
 def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files: Path) -> None:
-    tiny = describe(model)
-    size = [f"rollout.height={tiny.height or 'null'}", f"rollout.width={tiny.width or 'null'}"]
-    given = ["algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off"]
-    run = TinyRun(files, "generators", model, *given, *size, "rollout.guidance_scale=3", *options)
-    counts, rows = [], []
+    run, counts, rows = run_of(files, model, *options), [], []
     for steps in (FEW, MANY):
         with PretendGpu() as gpu:
             overrides = [*run.options, f"rollout.num_inference_steps={steps}", "rollout.batch_size=96"]
@@ -76,30 +80,31 @@ def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files:
         assert sum(found.values()) == steps * 2 * 2 * SAMPLES, "the rows of a step are its samples with both branches"
 
 
-def test_an_expert_comes_once_in_a_rollout(files: Path) -> None:
-    """Wan 2.2 with one network that is trained and one in CPU memory, and every sample a batch of its own."""
-    tiny = describe("wan2.2")
-    given = [
-        "algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off", "model.offload=true",
-        "model.networks=[transformer]", f"rollout.height={tiny.height}", f"rollout.width={tiny.width}",
-        "rollout.num_frames=5", "rollout.batch_size=1", "rollout.num_inference_steps=6",
-    ]  # fmt: skip
-    run = TinyRun(files, "generators", "wan2.2", *given)
+@pytest.mark.parametrize(("model", "options"), [
+    ("wan2.2", ["rollout.num_frames=5", "model.networks=[transformer]"]), *seldom(("ltx2", LTX2)), ("qwen-image", []),
+])  # fmt: skip
+def test_what_is_offloaded_comes_once_in_a_rollout(model: str, options: list[str], files: Path) -> None:
+    """With every sample a batch of its own; and encoders come while nothing is there that denoises but adapters."""
+    few = ["model.offload=true", "model.lora.rank=4", "rollout.batch_size=1", "rollout.num_inference_steps=6"]
+    run, came = run_of(files, model, *few, *options), Counter[int]()
     with PretendGpu():
         assembly = assemble(load(str(run.recipe), run.options))
-        job = FlowJob.groups(assembly.train_prompts, SAMPLES, purpose="rollout", update=1)
-        list(assembly.engine.sample(job))
-        pipeline = assembly.roles.model.pipeline
-        (expert,) = (part for part in assembly.roles.model.away if part.part is pipeline.transformer_2)
-        came, bring = [], expert.bring
+        prompts, parts = assembly.train_prompts, assembly.roles.model
+        list(assembly.engine.sample(FlowJob.groups(prompts[:1], SAMPLES, purpose="rollout", update=1)))
+        encoders = [part for part in parts.away if part.part in parts.text_encoders.values()]
+        denoisers = [*parts.bases, *(part for part in parts.away if part.part in parts._expert_parts)]
 
-        def noted() -> None:
-            came.extend([True] * expert.is_away)
+        def noted(part: Any, bring: Any) -> None:
+            if part.is_away:
+                came[id(part)] += 1
+                assert part not in encoders or all(other.is_away for other in denoisers)
             bring()
 
-        expert.bring = noted
-        list(assembly.engine.sample(job))
-    assert len(came) == 1
+        for part in (*parts.away, *parts.bases):
+            part.bring = partial(noted, part, part.bring)
+        list(assembly.engine.sample(FlowJob.groups(prompts[1:3], SAMPLES, purpose="rollout", update=2)))
+    assert {came[id(part)] for part in (*encoders, *denoisers)} == {1}
+    assert max(came[id(part)] for part in parts.away if hasattr(part.part, "decode")) <= 1
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", *seldom("llama")])

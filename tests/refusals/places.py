@@ -21,7 +21,6 @@ def generator(folder: Path) -> Path:
     (folder / "keyless.jsonl").write_text('{"prompt": "a cat"}\n{"caption_": "two dogs"}\n')
     (folder / "latin.txt").write_bytes(b"a cat\ncaf\xe9\n")
     (folder / "rewards.py").write_text("redness = 3\n")
-    (folder / "not_a_pipeline").mkdir()
     (folder / "wan").mkdir()
     (folder / "wan" / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
     shutil.copytree(folder / "sd3", folder / "gutted")
@@ -65,7 +64,6 @@ def language(folder: Path) -> Path:
     }  # fmt: skip
     for name, records in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "broken.jsonl").write_text(json.dumps(QUESTION) + '\n{"prompt": "What?\n')
     return _write(folder, {
         "task": "image-text-to-text",
         "model": {"path": str(folder / "llama")},

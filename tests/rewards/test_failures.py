@@ -85,10 +85,12 @@ def test_a_group_is_left_out_as_a_whole_and_counted_or_the_run_ends_with_the_cau
         assert words in said
 
 
-def test_too_many_failures_in_a_row_end_the_run(train, monkeypatch):
+def test_too_many_failures_in_a_row_end_the_run(train, monkeypatch, caplog):
     monkeypatch.setattr("burnish.rewards.scoring.FAILURES", 3)
+    monkeypatch.setenv("JUDGE_API_KEY", "no bad")
     _, said = train({"it": failing("raises_on_bad")}, asked("bad", "bad"), "scoring.probe=false", status=2)
     assert "3 samples in a row" in said
+    assert "RuntimeError: ***" in caplog.text, "an error that quotes a token"
 
 
 def test_equal_responses_to_equal_prompts_are_scored_once_by_a_model(files, train):

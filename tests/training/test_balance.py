@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from burnish.config import load
+from burnish.language.roles import Balance
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK
 from burnish.types.completion import UNROUTED
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
+from tests.support.universal import load_universal, universal_folder
 
 REPLAYED = ["model.dtype=bfloat16", "rollout.router_replay=true", "rollout.max_new_tokens=16"]
+SELDOM = seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])
 ONE_STEP = ["steps=1", "trainer.mini_batch_size=null", "trainer.epochs=1", "model.lora=null"]
 
 
@@ -22,9 +25,7 @@ def learned(files, algorithm: str, *options: str) -> dict[str, float]:
     return run.metrics[1]
 
 
-@pytest.mark.parametrize(
-    "laid_out", [["trainer.layout=padded"], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])]
-)
+@pytest.mark.parametrize("laid_out", [["trainer.layout=padded"], *SELDOM])
 def test_no_layout_changes_it(laid_out, files):
     given = ["model.router_aux_loss_coef=0.3"]
     whole, plain, other = (learned(files, "grpo", *options) for options in (given, [], [*given, *laid_out]))
@@ -35,15 +36,22 @@ def test_no_layout_changes_it(laid_out, files):
         assert other[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.parametrize("name", ["llama4_text", *seldom("jetmoe", "hunyuan_v1_moe", "minimax")])
+def test_logits_of_routers_are_those_that_the_class_records(name):
+    network = load_universal(universal_folder(name)).network
+    Balance({"policy": network}, 1.0)._router_logits = seen = []
+    recorded = network(torch.arange(8)[None], output_router_logits=True).router_logits
+    assert torch.equal(torch.cat(seen), torch.cat(recorded).flatten(0, -2))
+
+
 def test_a_critic_with_a_trunk_of_its_own_has_a_loss_of_its_own(files):
-    told = learned(files, "ppo", "model.router_aux_loss_coef=0.3", "critic.warmup_updates=0")
-    alone = learned(files, "ppo", "critic.warmup_updates=0")
+    options = [["critic.warmup_updates=0", *more] for more in (["model.router_aux_loss_coef=0.3"], [])]
+    told, alone = (learned(files, "ppo", *each) for each in options)
     assert told["critic/router_aux_loss"] >= 1
-    for role in ("actor", "critic"):
-        assert told[f"{role}/grad_norm"] != alone[f"{role}/grad_norm"]
+    assert all(told[f"{role}/grad_norm"] != alone[f"{role}/grad_norm"] for role in ("actor", "critic"))
 
 
-@pytest.mark.parametrize("laid_out", [[], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])])
+@pytest.mark.parametrize("laid_out", [[], *SELDOM])
 def test_experts_that_sampled_are_those_that_learn(laid_out, files):
     run = TinyRun(files, "language", "qwen3_moe", "algorithm=grpo", *ONE_STEP, *REPLAYED, *laid_out, name="replay")
     assembly = assemble(load(str(run.recipe), run.options), SINGLE_RANK, trains=True)

@@ -59,18 +59,18 @@ def test_the_rate_follows_its_schedule(options, expected):
 @pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6, None])
 def test_clipping_is_torchs_and_tells_the_norm_of_before(max_norm):
     mine, other = network(), network()
-    norm = clip_gradients(mine, max_norm)
+    (norm,) = clip_gradients([(mine, max_norm)])
     torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(other, max_norm or math.inf))
     assert float(norm) > 1
     for a, b in zip(mine, other, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
     mine[1].grad = None
     expected = torch.cat([mine[0].grad.flatten(), mine[2].grad.flatten()]).norm()
-    torch.testing.assert_close(clip_gradients(mine, None), expected)
-    assert float(clip_gradients([torch.nn.Parameter(torch.ones(2))], 1.0)) == 0
+    torch.testing.assert_close(*clip_gradients([(mine, None)]), expected)
+    assert clip_gradients([([torch.nn.Parameter(torch.ones(2))], 1.0)]) == [0]
     half = torch.nn.Parameter(torch.zeros(10_000, dtype=torch.bfloat16))
     half.grad = torch.full_like(half, 0.01)
-    assert float(clip_gradients([half], None)) == pytest.approx(1.0, rel=2e-3), "measured in float32"
+    assert float(*clip_gradients([([half], None)])) == pytest.approx(1.0, rel=2e-3), "measured in float32"
 
 
 def muon_step(gradient: torch.Tensor, lr: float) -> torch.Tensor:

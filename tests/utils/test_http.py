@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 import uvicorn
 
+from burnish.utils.addresses import redacted
 from burnish.utils.http import LARGEST, HttpError, Servers, bound, punctual, read_token
 from tests.support.http_servers import dripping, json_server
 from tests.support.tiny_run import burnish
@@ -84,6 +85,7 @@ ADDRESSES = [*(f"http://h/v1{query}" for query in QUERIES), "http://me:hush@h", 
 DOORS = {
     "trackers.mlflow": ["quickstart", "trackers.mlflow.arguments={{tracking_uri: '{}'}}"],
     "algorithm.teachers": ["vlm_quickstart", "algorithm={{name: distill, over: sampled, teachers: [{{url: '{}'}}]}}"],
+    "environment.servers": ["vlm_quickstart", "environment={{name: tools, servers: {{mine: '{}'}}}}"],
     "rewards.judge.url": ["vlm_quickstart", "rewards.judge={{name: remote, url: '{}'}}"],
 }
 
@@ -94,7 +96,7 @@ def test_an_address_that_is_none_or_has_a_secret_is_refused_and_not_shown(addres
     for option in doors:
         recipe, *options = (word.format(address) for word in DOORS[option])
         said = burnish("train", recipe, *options, f"output_dir={tmp_path / 'run'}", status=2).message
-        assert "hush" not in said
+        assert "hush" not in said + redacted(f"no answer of {address}")
         assert option.rpartition(".")[2] in said
 
 

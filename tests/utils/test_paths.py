@@ -96,10 +96,13 @@ def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_pa
     precious = tmp_path / "precious"
     precious.write_text("mine")
     folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, images=False))
-    for name in (".report.html.new", "report.html", ".claim"):
+    for name in (".report.html.new", "report.html", ".claim", "samples", "tensorboard/samples"):
+        (folder.path / name).parent.mkdir(exist_ok=True)
         (folder.path / name).symlink_to(precious)
     burnish("report", folder.path)
-    assert "can't be written" in burnish("train", folder.config, status=2).message
+    for name in (".claim", "samples", "tensorboard/samples"):
+        assert f"{folder.path / name} is a link" in burnish("train", folder.config, status=2).message
+        (folder.path / name).unlink()
     assert precious.read_text() == "mine"
     assert not folder.report.is_symlink()
 

@@ -79,6 +79,7 @@ class Needs:
     lagged: tuple[str, ...] = ()  # policies that follow the one that learns, each in its own way, by ``blend``
     # further networks, which begin as the untrained model, each with the optimizer that it learns by; None only blends
     networks: Mapping[str, OptimizerOptions | None] = field(default_factory=dict)
+    unguided: bool = False  # learns what is predicted without guidance, whatever samples are drawn with
     few_steps: bool = False  # a model that was distilled to few steps stays one
     schedule_times: int = 0  # noise levels per sample drawn from the sampling schedule, without repetition
     schedule_range: tuple[float, float] = (0.0, 1.0)  # the part of it that they come from: clean is 0, noise 1

@@ -49,6 +49,7 @@ class DiffusionDPO(ForwardProcess):
         return Needs(
             data="prompts" if self.online else "pairs", groups=self.online, atom="pair", reference=True,
             schedule_times=self.schedule_times, schedule_range=self.time_range,
+            unguided=self.train_guidance == "none",
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:

@@ -198,6 +198,7 @@ class WithOldPolicy(AdvantageAlgorithm, ForwardProcess, advantage="flow_group"):
             schedule_times=self.schedule_times, schedule_range=self.time_range, atom=self.atom,
             groups=advantage.groups, samples=advantage.samples, reference=self.reads_reference,
             each_reward=advantage.advantage_aggregation == "each", reads=rewards_read(self),
+            unguided=self.train_guidance == "none",
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
@@ -289,6 +290,7 @@ class SFT(BestOfOwn, ForwardProcess):
         return Needs(
             data="prompts" if self.online else "images", groups=self.online,
             schedule_times=self.schedule_times, schedule_range=self.time_range,
+            unguided=self.train_guidance == "none",
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:

@@ -75,8 +75,10 @@ class Window:
     @model_validator(mode="after")
     def _consistent(self) -> Window:
         if (self.size is None) != (self.kind == "all"):
-            way_out = "leave window.size out" if self.kind == "all" else "set window.size to a number of steps"
-            raise ValueError(f"window.size is {self.size} with window.kind={self.kind}; {way_out}")
+            size = "null" if self.kind == "all" else "a number of steps"
+            raise ValueError(
+                f"window.size is {self.size} with window.kind={self.kind}; set algorithm.window.size to {size}"
+            )
         return self
 
     def within(self, steps: int, *, stochastic: bool = True) -> range:

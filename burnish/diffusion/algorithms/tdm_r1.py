@@ -83,7 +83,7 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
             reference=True, groups=advantage.groups, each_reward=advantage.advantage_aggregation == "each",
             reads=rewards_read(self),
             networks={name: OptimizerOptions(**vars(one)) for name, one in optimizers.items()} | {"slow": None},
-            few_steps=True,
+            few_steps=True, unguided=True,
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[GroupPaths, Metrics]:

@@ -200,7 +200,7 @@ class BranchGRPO(FlowGRPO):
 
     def contradictions(self, run: FlowConfig) -> Rules:
         chosen, own, leaves = self.advantage is not None, self.part("advantage"), self.keep_leaves
-        shaped = own.advantage_std != "group" or not self.advantage_unbiased or own.advantage_aggregation != "sum"
+        shaped = not chosen and (own.advantage_std, own.advantage_aggregation) != ("group", "sum")
         return [
             *super().contradictions(run),
             (
@@ -212,9 +212,12 @@ class BranchGRPO(FlowGRPO):
                 f"window.kind is {self.window.kind}, but splits are fixed steps and need noise at every update; "
                 "choose all or fixed",
             ),
-            (chosen, "advantage is never read: a node of the tree is compared with those of its depth"),
             (
-                shaped and not chosen,
+                chosen,
+                f"advantage is {own.name}, but a node of the tree is compared with those of its depth; remove it",
+            ),
+            (
+                shaped or not self.advantage_unbiased,
                 "advantage_std, advantage_unbiased and advantage_aggregation are never read: a node is compared with "
                 "those of its depth, by their unbiased std; remove them",
             ),

@@ -45,6 +45,7 @@ SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
 SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
 """In the configuration of the network that makes a sound; the first counts, as a vocoder's does before its VAE's."""
 SOUNDS = ("audios", "audio")  # fields of what pipelines return
+SCHEDULED = "guidance_schedule"  # of pipelines that take a scale for each step, and no other: all are the run's
 SOUND_GUIDANCE = "audio_guidance_scale"  # of the sound that is drawn with frames: the run's, as theirs
 
 
@@ -57,6 +58,8 @@ class Arguments:
         self.parameters = inspect.signature(inspect.unwrap(kind.__call__)).parameters
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
+        if SCHEDULED in self.parameters and self.guidance not in self.parameters:
+            self.guidance = SCHEDULED
         # without a negative prompt most take a default of their own; some leave guidance out, or fail
         self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
         self.sound_rate = SOUND_RATE
@@ -75,7 +78,12 @@ class Arguments:
                 self._rate: rollout.fps,
                 "guidance_scale": rollout.embedded_guidance,
             }.items() if name is not None and value is not None
-        } | rollout.call  # fmt: skip
+        } | {name: self._typed(name, value) for name, value in rollout.call.items()}  # fmt: skip
+
+    def _typed(self, name: str, value: Any) -> Any:
+        """An argument of ``rollout.call``: a tuple where the pipeline takes no list, as recipes have none."""
+        hint = str(self.parameters[name].annotation).lower() if name in self.parameters else ""
+        return tuple(value) if isinstance(value, list) and "tuple" in hint and "list" not in hint else value
 
     @classmethod
     def of_index(cls, index: dict[str, Any], rollout: RolloutOptions) -> Arguments:
@@ -129,11 +137,6 @@ class Arguments:
             raise UserError(
                 f"a {who} has no scheduler among its parts: its blocks take the steps themselves, and Burnish couldn't "
                 "take other ones; choose a pipeline that has one"
-            )
-        if hasattr(self.kind, "set_pag_applied_layers") and rollout.call.get("pag_scale") != 0:
-            raise UserError(
-                f"a {who} changes the attention of its network while it draws (perturbed-attention guidance), and "
-                "Burnish would train the changed one; set rollout.call={pag_scale: 0}"
             )
         if "sag_scale" in self.parameters:
             raise UserError(
@@ -191,7 +194,7 @@ class Arguments:
         wanted: dict[str, Any] = {
             "prompt": prompt.text, "height": request.height, "width": request.width,
             "num_inference_steps": request.steps, "output_type": "pt",
-            self.guidance: scale, SOUND_GUIDANCE: scale,
+            self.guidance: [scale] * request.steps if self.guidance == SCHEDULED else scale, SOUND_GUIDANCE: scale,
             "negative_prompt": (prompt.negative or self._negative) if guided else None,
         }  # fmt: skip
         if prompt.text.strip().isdecimal():

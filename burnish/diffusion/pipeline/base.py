@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -34,6 +34,7 @@ class FlowModel(Protocol):
     device: torch.device  # where it runs
     writer: str | None  # the part that writes tokens before it draws, if that is trained
     denoises: bool  # whether a network is trained that predicts velocities
+    bases: Sequence[Any]  # networks with adapters whose other weights leave the device while prompts are encoded
 
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
@@ -112,6 +113,16 @@ class FlowModel(Protocol):
 
     def schedule(self, conditioning: Requests) -> Tensor:
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""
+
+    def encode(self, now: Requests, later: Requests, scales: Collection[float]) -> None:
+        """Encode prompts before they are used, where parts rest in CPU memory: meanwhile, what denoises is not on the
+        device.
+
+        Args:
+            now: prompts that are used next; if all of them are known, nothing is done.
+            later: these and those that follow, of which as many are encoded as are kept.
+            scales: of the guidance that they are used with.
+        """
 
     def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         """Which networks that rest in CPU memory come to the device for a step at each of these times, by name."""

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
-from burnish.diffusion.pipeline.runs import EncoderCache, EncodersDone, RecordedRun
+from burnish.diffusion.pipeline.runs import EncoderCache, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 from burnish.diffusion.steps import finished
 from burnish.types.rollout import Requests

@@ -25,6 +25,7 @@ from torch.utils._pytree import (
 )
 
 from burnish.diffusion.pipeline.base import Agree
+from burnish.diffusion.pipeline.networks import attending
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import is_sharded
 
@@ -66,6 +67,7 @@ class Call(NamedTuple):
     rows: Rows
     size: Any  # of a row; it may be a list, too
     kind: str = ""  # equal for calls that may share a forward; see ``kind_of``
+    attention: Mapping[str, Any] = {}  # processors in the place of modules' own, by the names of the modules
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -97,7 +99,8 @@ def kind_of(call: Call) -> str:
         content = value.cpu().contiguous().view(torch.uint8).numpy() if value.ndim else b""
         return value.dtype, value.shape, hash(bytes(content))
 
-    return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.axes))}"
+    attention = [(name, type(processor).__name__) for name, processor in call.attention.items()]
+    return f"{call.network} {call.tree} {list(map(kind, call.leaves, call.axes))} {attention}"
 
 
 class Contents(pickle.Pickler):
@@ -126,20 +129,31 @@ def groups(calls: Sequence[Call]) -> list[list[int]]:
 
 
 def joined(calls: Sequence[Call]) -> Call:
-    """One call for those of a group."""
+    """One call for those of a group. Where other processors attend, which take the first half or third of all rows for
+    a branch of guidance, the first rows of all calls come first, and the last ones last."""
     first, counts = calls[0], [call.rows.length for call in calls]
     if len(calls) == 1:
         return first
 
     def join(axis: int | None, *values: Any) -> Any:
         if isinstance(values[0], Tensor) and not values[0].ndim:
-            return torch.cat([value.expand(count) for value, count in zip(values, counts, strict=True)])
+            axis, values = 0, tuple(value.expand(count) for value, count in zip(values, counts, strict=True))
         if axis is None:
             return values[0]
-        return torch.cat(values, axis) if isinstance(values[0], Tensor) else list(chain(*values))
+        whole = torch.cat(values, axis) if isinstance(values[0], Tensor) else list(chain(*values))
+        return turned(whole, axis, len(calls), counts[0]) if first.attention else whole
 
     leaves = list(map(join, first.axes, *(call.leaves for call in calls)))
     return first._replace(leaves=leaves, rows=first.rows._replace(length=sum(counts)))
+
+
+def turned(value: Any, axis: int, outer: int, inner: int) -> Tensor:
+    """Rows [outer * inner] along an axis, or several entries for each, by their inner numbers first."""
+    return value.unflatten(axis, (outer, inner, -1)).transpose(axis, axis + 1).flatten(axis, axis + 2)  # type: ignore[no-any-return]
+
+
+class EncodersDone(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
 
 
 class Forwards:
@@ -151,6 +165,7 @@ class Forwards:
         self._published = WeakKeyDictionary[nn.Module, bool]()
         self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
+        self.computes = True  # whether networks may run for inputs of a size that is new
         self.axes: dict[tuple[str, str], int | None] = {}  # of arguments: what is known of them
         self._counts: dict[tuple[str, str], set[int]] = {}  # of rows that they came with
         self._lists: dict[tuple[str, str], set[int]] = {}  # the same of lists of numbers with as many entries
@@ -230,15 +245,17 @@ class Forwards:
                 try:
                     pairs = zip(call.leaves, call.types, strict=True)
                     published = [leaf if dtype is None else _cast(leaf, dtype) for leaf, dtype in pairs]
-                    output = network(**tree_unflatten(published, call.tree))
+                    with attending(network, call.attention):
+                        output = network(**tree_unflatten(published, call.tree))
                 except RuntimeError:
                     if known:
                         raise
             self._published[network] = output is not None
             # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-            context = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
+            device = tensors_in(call.leaves)[0].device.type
+            context = torch.autocast(device, self._compute, cache_enabled=False)
         if output is None:
-            with context:
+            with context, attending(network, call.attention):
                 output = network(**call.arguments)
         if not tensors_in(output):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
@@ -252,6 +269,8 @@ class Forwards:
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
         if call.size not in self._known:
+            if not self.computes:
+                raise EncodersDone
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
@@ -306,8 +325,11 @@ class Forwards:
                 for part in here[name]:
                     whole, start = joined([calls[i] for i in part]), 0
                     output = self(networks[name], whole)
+                    zeros, rows = self._known[whole.size]
+                    if whole.attention and len(part) > 1:
+                        back = calls[part[0]].rows.length, len(part)
+                        output = rows.map(lambda each, _, value: turned(value, 0, *back), zeros, output)  # noqa: B023
                     for i in part:
-                        zeros, rows = self._known[calls[i].size]
                         end = start + calls[i].rows.length
                         outputs[i] = rows.map(partial(_between, start, end), zeros, output)
                         start = end

@@ -29,7 +29,7 @@ from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import Agreed, quietly, refuse_non_finite
+from burnish.utils.weights import Agreed, quietly, reads_weights, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 class LoadedPipeline:
     """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
 
-    away: Sequence[PutAway] = ()  # parts that rest in CPU memory
+    away: Sequence[PutAway] = ()  # frozen parts that rest in CPU memory
+    bases: Sequence[PutAway] = ()  # networks with adapters, all but which rests there while prompts are encoded
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
@@ -55,6 +56,8 @@ class LoadedPipeline:
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
         self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.path: Path | None = None  # directory that it was read from
+        fewer = None if options.quantization is None else options.quantization.weights
+        self._bases_rest = options.offload and options.lora is not None and fewer in (None, "fp8_cast")
 
     @classmethod
     def load(
@@ -116,11 +119,13 @@ class LoadedPipeline:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
-        for part in away:
-            part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
+        experts = model._expert_parts
+        for part in away:  # experts are as large as what is trained: everything leaves for them, and they for anything
+            part.instead_of = [other for other in away if part.part in experts or other.part in experts]
         for name, network in model.networks.items():
-            for part in away:  # parts leave the device whenever what is trained runs
-                network.register_forward_pre_hook(part.leave)
+            # parts leave the device whenever what is trained runs
+            if away:
+                network.register_forward_pre_hook(lambda *_: model.leave(decoders=torch.is_grad_enabled()))
             if name == model.writer:
                 continue
             if options.attention != "auto":
@@ -131,8 +136,20 @@ class LoadedPipeline:
 
     def place(self) -> None:
         """Move the networks that are trained to the device, in the precision that they rest in."""
+        if self._bases_rest:
+            self.bases = [PutAway(network, self.device, called_whole=True) for network in self.networks.values()]
+            for part in self.away:
+                part.instead_of += self.bases if part.part in self._expert_parts else []
+            for base in self.bases:
+                base.bring()
         place(self.network, self.device)
         self.refuse_non_finite()
+
+    def leave(self, *, decoders: bool) -> None:
+        """Have frozen parts leave the device, and also ``decoders``, which samples end with."""
+        for part in self.away:
+            if decoders or not hasattr(part.part, "decode"):
+                part.leave()
 
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights of the networks that are trained; see ``burnish.utils.weights``."""
@@ -166,13 +183,9 @@ class LoadedPipeline:
         """Networks that predict velocities, too, and are not trained."""
         return [name for name in denoisers(self.pipeline.components, None) if name not in self.names]
 
-    def never_beside(self, part: Any) -> list[Any]:
-        """Frozen parts that leave the device when this one comes: all for a second expert, which is as large as what is
-        trained, and that expert for all others."""
-        experts = [getattr(self.pipeline, name) for name in self.experts]
-        if part not in experts:
-            return experts
-        return [other for name, other in self.pipeline.components.items() if name not in self.names and other != part]
+    @property
+    def _expert_parts(self) -> list[Any]:
+        return [getattr(self.pipeline, name) for name in self.experts]
 
     def recompute_activations(self, blocks: bool | int = True) -> None:
         """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
@@ -291,7 +304,7 @@ def _place_frozen(
     """Place all parts but the ``others``, which are trained or another model's; returns those in CPU memory."""
     import torch
 
-    if options.offload and device == "cpu":
+    if options.offload and device == "cpu" and reads_weights():
         raise UserError("model.offload is true, but the model is on the CPU already; remove it")
     away: list[PutAway] = []
     fewer = None if options.quantization is None else options.quantization.text_encoders
@@ -355,8 +368,9 @@ class PutAway:
     Nothing is copied back, as its weights never change. Buffers stay on the device: pipelines read some directly.
     """
 
-    def __init__(self, part: nn.Module, device: torch.device) -> None:
-        """Args: ``part`` is frozen; its weights need not be placed yet."""
+    def __init__(self, part: nn.Module, device: torch.device, *, called_whole: bool = False) -> None:
+        """Args: ``part`` is frozen, but for adapters that it may get; its weights need not be placed yet. One that is
+        ``called_whole`` runs by its own forward pass alone, and whoever calls it knows its device."""
         self.part, self.device = part, device
         place(part, "cpu")
         for owner in part.modules():
@@ -367,6 +381,9 @@ class PutAway:
         ]  # fmt: skip
         self.is_away = True
         self.instead_of: list[PutAway] = []  # parts that leave when it comes
+        if called_whole:
+            part.register_forward_pre_hook(lambda *_: self.bring())
+            return
         kind = type(part)  # pipelines send inputs to where a part says that it is
         part.__class__ = type(kind.__name__, (kind,), {"device": device, "__module__": kind.__module__})
         # some are called by their inner modules alone, as a VAE is by its decoder
@@ -376,13 +393,13 @@ class PutAway:
     def bring(self) -> None:
         """Copy the weights to the device, unless they are there."""
         if self.is_away:
-            for other in self.instead_of:
+            for other in self.instead_of:  # itself is away
                 other.leave()
             place(self.part, self.device)
             self.is_away = False
 
-    def leave(self, *asked: Any) -> None:
-        """Drop the copies on the device; it may be the hook of a network."""
+    def leave(self) -> None:
+        """Drop the copies on the device."""
         if not self.is_away:
             for owner, name, weight in self._resting:
                 owner._parameters[name] = weight

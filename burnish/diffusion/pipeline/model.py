@@ -7,11 +7,11 @@ record computed again: rows of many prompts wait for the same forward of a netwo
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +24,7 @@ from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
 from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
-from burnish.diffusion.pipeline.forwards import Call, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
@@ -33,7 +33,6 @@ from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alik
 from burnish.diffusion.pipeline.runs import (
     DECODE,
     EncoderCache,
-    EncodersDone,
     PipelineRun,
     RecordedRun,
     Runner,
@@ -58,11 +57,11 @@ HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 
 @contextmanager
-def explained(kind: str) -> Iterator[None]:
+def explained(model: PipelineModel) -> Iterator[None]:
     """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
 
     Args:
-        kind: class of the pipeline.
+        model: whose pipeline it is.
 
     Raises:
         UserError: with the reason, or with the error and the line of the library that raised it.
@@ -72,16 +71,17 @@ def explained(kind: str) -> Iterator[None]:
     except UserError:
         raise
     except Unsupported as error:
-        raise UserError(f"a {kind} can't be trained: {error}") from error
+        raise UserError(f"a {model.class_name} can't be trained: {error}") from error
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         if out_of_memory(error) or (OURS in Path(last.filename).parents and last.name not in HANDED_ON):
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
+        without = f" without {', '.join(absent)}" if (absent := model.absent_parts()) else ""
         raise UserError(
-            f"a {kind} can't be drawn from with the first prompt and these options: its own call ended with "
-            f"{type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what it needs "
-            "(images with the prompt, rollout.height and width, for validations those of validation, "
+            f"a {model.class_name}{without} can't be drawn from with the first prompt and these options: its own call "
+            f"ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what "
+            "it needs (images with the prompt, rollout.height and width, for validations those of validation, "
             "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
         ) from error
 
@@ -89,7 +89,7 @@ def explained(kind: str) -> Iterator[None]:
 LATEST = 256  # prompts with images whose schedules and masks are kept
 
 
-KEPT = 2**30  # bytes of programs on the networks' device
+KEPT = 2**31  # bytes of programs on the networks' device
 
 
 @register("flow model", "pipeline")
@@ -119,7 +119,7 @@ class PipelineModel(LoadedPipeline):
         # checks run single rows, for which each block would be compiled once more
         self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
         self.forwards = Forwards(self.compute)
-        with explained(self.class_name):
+        with explained(self):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
@@ -192,7 +192,7 @@ class PipelineModel(LoadedPipeline):
             question = self._question(conditioning.select(rows[:1]))
             found += write(part, question, [keys[row] for row in rows], self.compute)
             if not self._reads_alike:
-                with torch.no_grad(), explained(self.class_name):
+                with torch.no_grad(), explained(self):
                     check_tokens(part, question, *found[0], compute=self.compute)
                 self._reads_alike = True
         return replace(conditioning, written=[ids for ids, _ in found]), [logprob for _, logprob in found]
@@ -222,7 +222,7 @@ class PipelineModel(LoadedPipeline):
         guidance = self.rollout.guidance_scale
 
         def asked() -> Question:
-            with explained(self.class_name), torch.no_grad():
+            with explained(self), torch.no_grad():
                 try:
                     self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
                 except Asked as found:
@@ -277,6 +277,25 @@ class PipelineModel(LoadedPipeline):
     def streams(self, conditioning: Requests) -> Streams:
         return self.program(conditioning.select([0]), self.rollout.guidance_scale).streams(SOUNDS)
 
+    def encode(self, now: Requests, later: Requests, scales: Collection[float]) -> None:
+        if not self.away or all(self._is_encoded(one, scale) for one in now.each() for scale in scales):
+            return
+        for part in (*self.bases, *(one for one in self.away if one.part in self._expert_parts)):
+            part.leave()
+        total, self.forwards.computes = 0, False
+        try:
+            for request, scale in product(later.each(), scales):
+                if total < KEPT and not self._is_encoded(request, scale):
+                    with suppress(EncodersDone):
+                        total += self.program(request, scale).bytes
+        finally:
+            self.forwards.computes = True
+            self.leave(decoders=False)
+
+    def _is_encoded(self, request: Requests, guidance: float) -> bool:
+        program, tape = self._keys(request, guidance)
+        return self._programs.find(program) is not None or bool(self._tapes.find(tape))
+
     def visitors(self, conditioning: Requests, times: Sequence[float]) -> list[frozenset[str]]:
         if not (self.away and self.experts):
             return [frozenset()] * len(times)
@@ -306,13 +325,13 @@ class PipelineModel(LoadedPipeline):
         self, request: Requests, guidance: float, x: Tensor, time: float
     ) -> Generator[list[Call], list[Any], Tensor]:
         """The velocity at a state [1, ...] of a prompt at a time."""
-        with explained(self.class_name):
+        with explained(self):
             program = self.program(request, guidance)
         try:
             return (yield from program.velocity(self._run.scheduler, x, time))
         except ControlFlowChanged:
             k = program.before(time)
-        with explained(self.class_name):  # recorded anew, with this time in the place of its own
+        with explained(self):  # recorded anew, with this time in the place of its own
             program = self.program(request, guidance, time, partial(program.table.placed, k=k, time=time))
         return (yield from program.velocity(self._run.scheduler, x, time, k))
 
@@ -323,7 +342,7 @@ class PipelineModel(LoadedPipeline):
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
-        with self._as_it_is(), explained(self.class_name), torch.no_grad():
+        with self._as_it_is(), explained(self), torch.no_grad():
             check_steps(self, full, guidance)
             check_samples(self, full, guidance)
             if guidance > 1:
@@ -341,7 +360,7 @@ class PipelineModel(LoadedPipeline):
     ) -> Program:
         """A run that is recorded; see ``program``."""
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
-        with torch.no_grad(), explained(self.class_name):
+        with torch.no_grad(), explained(self):
             returned = self.run(request, guidance, run)
             run.drop_unread()
             return Program(run, returned)
@@ -351,12 +370,12 @@ class PipelineModel(LoadedPipeline):
         tables: Callable[[str, Tensor], Tensor] | None = None,
     ) -> Program:  # fmt: skip
         """The pipeline's run for a prompt; ``tables`` has another time among its own."""
-        shape = request.height, request.width, request.steps, guidance, time
+        key = self._keys(request, guidance, time)[0]
 
         def made() -> Program:
             if request.prompts[0].images or request.prompts[0].inputs or tables is not None:
                 return self.recorded(request, guidance, tables)
-            known = self._known.setdefault(shape, {})
+            known = self._known.setdefault(key[-1], {})
             answers = next((one.answers for one in known.values()), 0)
             leaves = self._encoded(request, guidance, answers)
             like = known.get(signature_of(leaves)) if known else None
@@ -370,25 +389,30 @@ class PipelineModel(LoadedPipeline):
                 known[program.signature] = program.bound_to({})  # without what is this prompt's own
             return program
 
-        return self._programs.get((request.prompts[0].uid, *request.written, *shape), made)
+        return self._programs.get(key, made)
+
+    @staticmethod
+    def _keys(request: Requests, guidance: float, time: float | None = None) -> tuple[tuple[Any, ...], Any]:
+        """What tells programs apart, last what those of several prompts have in common; and what encoders give."""
+        size, own = (request.height, request.width), (request.prompts[0].uid, request.written[0])
+        return (*own, (*size, request.steps, guidance, time)), (*own, *size, guidance > 1)
 
     def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any]:
         """What encoders give for a prompt, in their first so many results."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
-            with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
+            with torch.no_grad(), suppress(EncodersDone), explained(self):
                 self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
         uid, written = request.prompts[0].uid, request.written[0]
-        key = uid, written, request.height, request.width, guidance > 1
-        return self._tapes.get(key, lambda: EncoderCache(int(uid, 16) >> 2, written))
+        return self._tapes.get(self._keys(request, guidance)[1], lambda: EncoderCache(int(uid, 16) >> 2, written))
 
     def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""
         program = self.program(request, self.rollout.guidance_scale)
-        with torch.no_grad(), explained(self.class_name):
+        with torch.no_grad(), explained(self):
             x = program.begin(seed)
         return x[0].float() / program.table.scale(float(program.table.times[0]))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ class PixelSpace(nn.Module):
         """Pixels [B, C, H, W] as they are."""
         return SimpleNamespace(latent=pixels)
 
-    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
+    def decode(self, latents: Tensor, return_dict: bool = True, generator: None = None) -> Any:
         """Latents [B, C, H, W] as they are."""
         return SimpleNamespace(sample=latents) if return_dict else (latents,)
 
@@ -180,6 +181,42 @@ def _same(attn: Any, own: Any) -> bool:
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())
 
 
+@contextmanager
+def attending(network: Any, processors: Mapping[str, Any]) -> Iterator[None]:
+    """Have modules attend by other processors, as the third branch of perturbed-attention guidance does: 2403.17377.
+
+    Args:
+        network: with these modules; any part of a pipeline where there are none.
+        processors: by the names of the modules.
+    """
+    if not processors:
+        yield
+        return
+    own = {module: module.processor for module in map(network.get_submodule, processors)}
+    try:
+        for module, processor in zip(own, processors.values(), strict=True):
+            module.processor = processor
+        network.attended = processors
+        yield
+    finally:
+        network.attended = {}
+        for module, processor in own.items():
+            module.processor = processor
+
+
+class AsAttended(AsInForward):
+    """Computes again with the attention processors of the forward pass, too."""
+
+    def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        own, again = super().__call__()
+        return own, self._attending(again, vars(self.network).get("attended", {}))
+
+    @contextmanager
+    def _attending(self, again: AbstractContextManager[None], processors: Mapping[str, Any]) -> Iterator[None]:
+        with again, attending(self.network, processors):
+            yield
+
+
 BACKENDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # largest relative difference of their attention
 COMPARED = 40, 2, 64  # tokens, heads and width of what is compared: all kernels take heads of 64
 
@@ -196,7 +233,7 @@ def recompute(network: nn.Module, blocks: bool | int) -> None:
             f"model.gradient_checkpointing is {str(blocks).lower()}, but {type(network).__name__} doesn't support it; "
             "set it to false"
         )
-    again = partial(checkpoint, use_reentrant=False, context_fn=AsInForward(network))
+    again = partial(checkpoint, use_reentrant=False, context_fn=AsAttended(network))
     if isinstance(blocks, bool):
         own.enable_gradient_checkpointing(again)
         return

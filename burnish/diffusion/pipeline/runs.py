@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.forwards import Forwards
+from burnish.diffusion.pipeline.forwards import EncodersDone, Forwards
 from burnish.diffusion.pipeline.program import Value, numbers_in
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
@@ -160,6 +160,12 @@ class Runner:
             name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
         }
 
+    @functools.cached_property
+    def _attends(self) -> list[tuple[str, str, Any]]:
+        """Modules that have an attention processor, each with the names of its part and its own."""
+        found = [(part, *one) for part, network in self.parts.items() for one in network.named_modules()]
+        return [one for one in found if hasattr(one[-1], "processor")]
+
     def __call__(self, arguments: Mapping[str, Any], tape: EncoderCache, run: PipelineRun) -> Any:
         """What the pipeline returns."""
         clone, answering = copy.copy(self._pipeline), tape.answering(run)
@@ -186,6 +192,7 @@ class Runner:
 
         own |= {name: decoder(name, part) for name, part in self._decoders.items()}
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
+        run.attention = [(part, name, module, module.processor) for part, name, module in self._attends]
         try:
             with torch.random.fork_rng(devices=[]), run.trace or nullcontext():
                 torch.default_generator.manual_seed(tape.seed)
@@ -195,6 +202,8 @@ class Runner:
                 for name in STOOD_IN:
                     scheduler.__dict__.pop(name, None)
             own.clear()
+            for *_, module, processor in run.attention:
+                module.processor = processor
 
 
 def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any:
@@ -269,14 +278,11 @@ class Step(NamedTuple):
     following: Tensor  # the next state
 
 
-class EncodersDone(BaseException):
-    """All that a run was for; not an Exception, which pipelines may catch."""
-
-
 class PipelineRun:
     """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
 
     trace: Trace | None = None  # what records it
+    attention: Sequence[tuple[str, str, Any, Any]] = ()  # processors of modules, with names of parts and modules
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
     def __init__(
@@ -409,6 +415,8 @@ class RecordedRun(PipelineRun):
         with self.trace.paused():
             arguments = tree_map_only(Tensor, self.trace.beside, arguments)
         call = self.forwards.noted(name, arguments, self.trace.varies)
+        attends = [(at, module.processor, own) for part, at, module, own in self.attention if part == name]
+        call = call._replace(attention={at: processor for at, processor, own in attends if processor is not own})
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:

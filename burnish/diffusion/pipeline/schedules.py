@@ -70,7 +70,10 @@ def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: floa
     a, s = (1 - time) / size, time / size  # as if their squares added up to 1
     known = {"epsilon": (0.0, 1.0), "sample": (1.0, 0.0), "v_prediction": (-s, a), "trigflow": (-s, a)}
     if predicts not in known:
-        raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
+        raise Unsupported(
+            f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't "
+            "know; save the pipeline with another scheduler, as EulerDiscreteScheduler"
+        )
     p, q = known[predicts]  # output = p x_0 + q eps, and x = a x_0 + s eps
     return ((a + s) * output - (p + q) * (x * a if kind == "ve" else x)) / (a * q - s * p)
 
@@ -128,15 +131,32 @@ def shifted(scheduler: Any, shift: float | None) -> Any:
     return type(scheduler).from_config(scheduler.config, **{_shift(type(scheduler)): shift}, **static)
 
 
-def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
-    """Of signal and noise at timesteps, [N] each in float64: the scheduler noises ones and zeros."""
+def _factors(scheduler: Any, names: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
+    """Of signal and noise at timesteps, [N] each in float64: the scheduler noises ones and zeros.
+
+    Raises:
+        Unsupported: it doesn't noise samples.
+    """
     if type(scheduler).__name__ == ANGLES:
         return names.double().cos(), names.double().sin()
-    asked, ones = copy.copy(scheduler), torch.ones(len(names), dtype=torch.float64)
-    asked._begin_index = asked._step_index = None
-    if hasattr(asked, "scale_noise"):
-        return asked.scale_noise(ones, names, 0 * ones), asked.scale_noise(0 * ones, names, ones)
-    return asked.add_noise(ones, 0 * ones, names), asked.add_noise(0 * ones, ones, names)
+    asked, ones, found = copy.copy(scheduler), torch.ones(1, dtype=torch.float64), list[Tensor]()
+
+    def noised(clean: Tensor, name: Tensor) -> Tensor:
+        if hasattr(asked, "scale_noise"):
+            return asked.scale_noise(clean, name, 1 - clean)  # type: ignore[no-any-return]
+        return asked.add_noise(clean, 1 - clean, name)  # type: ignore[no-any-return]
+
+    for step, name in enumerate(names, skipped):
+        asked._begin_index = asked._step_index = step  # several steps may have one timestep, as rounded
+        try:
+            found.append(torch.cat([noised(clean, name[None]) for clean in (ones, 0 * ones)]))
+        except (AttributeError, NotImplementedError):
+            raise Unsupported(
+                f"its {type(scheduler).__name__} has no add_noise, by which its noise levels are read; save the "
+                "pipeline with another scheduler, as EulerDiscreteScheduler or FlowMatchEulerDiscreteScheduler"
+            ) from None
+    signal, noise = torch.stack(found, 1)
+    return signal, noise
 
 
 def _end(scheduler: Any, kind: Kind) -> float:
@@ -225,7 +245,12 @@ class NoiseSchedule:
         """
         angles = type(scheduler).__name__ == ANGLES
         skipped = len(scheduler.timesteps) - len(names) - angles  # whose last one is the end
-        signal, noise = _factors(scheduler, names)
+        if skipped and torch.equal(scheduler.timesteps[: len(names)].to(names), names):
+            raise Unsupported(
+                "it stops before its scheduler's last step, and leaves the others to a second pipeline; remove "
+                "denoising_end from rollout.call"
+            )
+        signal, noise = _factors(scheduler, names, skipped)
         if (kind := kind_of(signal, noise)) is None:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
         steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
@@ -233,7 +258,10 @@ class NoiseSchedule:
         if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):
             steps, names, times = steps[:-1], names[:-1], times[:-1]
         if not bool((times[1:] < times[:-1]).all()):
-            raise Unsupported(f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}")
+            raise Unsupported(
+                f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}; change what "
+                "spaces them in scheduler_config.json"
+            )
         if float(times[0]) > 1 + ROUNDING:
             raise Unsupported(
                 f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "

@@ -96,7 +96,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
             *(
                 (
                     not self.reward_coef and getattr(self, name) != defaults[name].default,
-                    f"{name} is {getattr(self, name)}, but reward_coef is 0: rewards are only watched; leave it "
+                    f"{name} is set, but reward_coef is 0: rewards are only watched; leave it "
                     "out, or set reward_coef",
                 )
                 for name in sorted(idle - {"name"})

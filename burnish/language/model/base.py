@@ -79,8 +79,7 @@ class Embedded:
         slots = self.slots[source]
         if not self.deep:
             return slots[None], []
-        rank = self.slots.cumsum(0) - 1
-        taken = rank[source[slots]]
+        taken = (self.slots.cumsum(0) - 1)[source[slots]]
         return slots[None], [layer.index_select(0, taken) for layer in self.deep]
 
 

@@ -228,7 +228,7 @@ def any_responses(model: LanguageModel) -> Completion:
         ("text", f"Count: {long}", NOTHING),
         ("image", "What do you see?", Shown(images=images[:1])),
         ("image", "Compare", Shown(images=images[1:])),
-        ("video", "What happens?", Shown(videos=samples("video")[:1])),
+        ("video", "What happens?", Shown(videos=samples("video", frames=model.least_frames)[:1])),
         ("audio", "What do you hear?", Shown(audios=sounds[:1])),
         ("audio", "And here?", Shown(audios=sounds[1:2])),
     ]
@@ -249,10 +249,9 @@ def any_responses(model: LanguageModel) -> Completion:
             failed.setdefault(kind, error)
     if not encoded:
         why = failed.get("image", failed["text"])  # some take none without an image
-        name = type(model.network).__name__
         raise UserError(
-            f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
-            "transformers runs on text or media alone, or download this one again"
+            f"model.path is {model.path}: {type(model.network).__name__} takes no prompt: {first_line(why)}; give a "
+            "model that transformers runs on text or media alone, another model.dtype, or download this one again"
         ) from why
     if failed:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, next(iter(failed.values())))

@@ -19,7 +19,7 @@ from burnish.language.logprobs import ResponseStates
 from burnish.language.model.base import Audio, Embedded, Shown, Video
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.language.model.capabilities import Capabilities
@@ -60,6 +60,7 @@ class Collation:
     within: dict[str, int] = field(default_factory=dict)  # axes along which further media of the same prompt follow
     # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
     appends: dict[str, bool] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # why it reads none of the other kinds, in its own words
 
     def groups(self, rows: Encoded, *, together: bool, mixes: bool) -> list[list[int]]:
         """Which conversations are in one forward: those whose media can be joined, if any can, or each alone.
@@ -86,24 +87,26 @@ class Collation:
         return inputs
 
 
-def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None) -> Collation:
+def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None, frames: int) -> Collation:
     """How the tensors of all media that a processor reads are joined, from a few of its own batches.
 
     Args:
         ask: the text of a prompt with media of these kinds.
         process: what the processor returns for texts and their media.
         audio_rate: samples per second of sounds; None if the model hears none.
+        frames: of a video at least.
     """
-    found = Collation()
+    found, refused = Collation(), dict[str, str]()
     for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
-        media = samples(kind, audio_rate or 0)
+        media = samples(kind, audio_rate or 0, frames)
 
         def made(*prompts: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
             """Of prompts with some of the media each, by their numbers; nothing where the processor refuses them."""
             shown = [Shown(**{f"{kind}s": [media[number] for number in prompt]}) for prompt in prompts]
             try:
                 return process([ask([kind] * len(prompt)) for prompt in prompts], shown)
-            except Exception:
+            except Exception as error:
+                refused.setdefault(kind, first_line(error))
                 return {}
 
         first, second, more = made([0]), made([1]), made([1, 2])
@@ -117,10 +120,7 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
             name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned
         }
         known = {name: axis for name, axis in axes.items() if axis is not None}
-        sizes = {
-            name: (one[name].shape[axis], mixed[name].shape[axis]) for name, axis in known.items() if name in mixed
-        }
-        rows = {name for name, (alone, beside) in sizes.items() if beside > alone}
+        rows = {n for n, axis in known.items() if n in mixed and mixed[n].shape[axis] > one[n].shape[axis]}
         whole = {name: _axis(one[name], two[name], three[name]) for name in one.keys() & two.keys() & three.keys()}
         within = {name: axis for name, axis in whole.items() if axis is not None}
         appends = bool(three) and all(
@@ -131,7 +131,7 @@ def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int
             found.axes | known, found.rows | rows, per_token=found.per_token | aligned, within=found.within | within,
             appends=found.appends | {kind: appends},
         )  # fmt: skip
-    return found
+    return replace(found, refused=refused)
 
 
 def media_of(inputs: Inputs) -> dict[str, Tensor]:
@@ -164,9 +164,9 @@ def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
     return None
 
 
-def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
+def loses(process: Process, ask: Callable[[Sequence[str]], str], frames: int) -> bool:
     """Whether a processor returns less of an image and a video in one prompt than of both apart (SmolVLM)."""
-    image, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
+    image, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video", frames=frames)[:1])
     apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", image), ("video", video))]
     try:
         both = media_of(process([ask(["image", "video"])], [Shown(image.images, video.videos)]))
@@ -175,8 +175,8 @@ def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
     return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())
 
 
-def samples(kind: str, rate: int = 0) -> list[Any]:
-    """Three media of a kind, of unequal sizes; sounds at a rate."""
+def samples(kind: str, rate: int = 0, frames: int = 0) -> list[Any]:
+    """Three media of a kind, of unequal sizes; sounds at a rate, videos of as many frames at least."""
     from PIL import Image
 
     draw = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def samples(kind: str, rate: int = 0) -> list[Any]:
         return [Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
     if kind == "audio":
         return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in (1.5, 1.0, 2.5)]
-    return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in (4, 8, 6)]
+    return [Video(draw.integers(0, 256, (max(count, frames), 48, 64, 3), dtype=np.uint8), 2.0) for count in (4, 8, 6)]
 
 
 class Forwards:
@@ -221,7 +221,9 @@ class Forwards:
     def placed(self, network: Any, inputs: Inputs) -> Inputs:
         """What the forward takes of some tensors, where the network is and in the precision of its weights."""
         device = next(network.parameters()).device
-        inputs = {name: to_device(value, device) for name, value in inputs.items() if name in self.accepted}
+        # Reformer has no positions
+        given = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
+        inputs = {name: to_device(value, device) for name, value in given.items()}
         return inputs | {name: value.to(network.dtype) for name, value in inputs.items() if value.is_floating_point()}
 
     def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:
@@ -296,7 +298,7 @@ class Forwards:
         others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
         if others or given.get("inputs_embeds") is None:
             raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
-        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
+        return Embedded(given["inputs_embeds"].squeeze(0), slots if mask is None else mask[0], list(deep or []))
 
     def packed(self, decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         """Last hidden states [N, D] of a packed sequence ``source`` [N] of a table, at positions [A, N]."""
@@ -309,7 +311,7 @@ class Forwards:
             "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
         }
         with self.precision(inputs):
-            found: Tensor = decoder(**inputs, use_cache=False, plan=plan).last_hidden_state[0]
+            found: Tensor = decoder(**inputs, use_cache=False, plan=plan).last_hidden_state.squeeze(0)
         return found
 
     def precision(self, inputs: Inputs) -> Any:

@@ -13,6 +13,7 @@ from burnish.models.loading import block_count, compare_attention, placement_of,
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
+from burnish.models.targets import router_outputs
 from burnish.options.language import ImageTokenModelOptions, LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
 from burnish.registry import lookup
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 UNIVERSAL = "transformers"  # runs every class of transformers
 GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
 
 
 def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
@@ -48,23 +48,18 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_mixture(options: LanguageModelOptions, said: str) -> None:
-    """Refuse an option of routers for a model without experts, by config.json alone.
+def check_mixture(model: LanguageModel, said: str) -> None:
+    """Refuse an option of routers for a model without experts.
 
     Args:
-        options: of the model.
+        model: or its outline.
         said: the option, with its value.
 
     Raises:
         UserError: the model is dense.
     """
-    _, config = read_config(options)
-    text = config.get("text_config") or config
-    if not any(text.get(name) for name in EXPERTS):
-        raise UserError(
-            f"{said}, but {options.path} is not a mixture of experts (its config.json has no {' or '.join(EXPERTS)}); "
-            "remove it"
-        )
+    if not router_outputs(model.network):
+        raise UserError(f"{said}, but {model.path} is not a mixture of experts (its layers have no routers); remove it")
 
 
 def class_of(options: CommonModelOptions) -> Any:
@@ -312,13 +307,20 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     network = model.network
+    recomputed = [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not recomputed or not network.supports_gradient_checkpointing:
+        raise UserError(
+            f"model.gradient_checkpointing is {blocks}, but transformers computes no layers of "
+            f"{type(network).__name__} again; leave it out, and lower trainer.micro_batch_tokens to save memory"
+        )
     layers = model.layers(network)
     kept = set(layers[block_count(blocks, len(layers)) :])
-    again = {"use_reentrant": False, "context_fn": AsInForward(network)}
     # the older name warns where there is a newer one
-    getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)(again)
-    for layer in network.modules():
-        if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
+    getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)(
+        {"use_reentrant": False, "context_fn": AsInForward(network)}
+    )
+    for layer in recomputed:
+        if layer not in kept:
             layer.training = True
 
 

@@ -162,8 +162,8 @@ def image_tokens(processor: Any, width: int, height: int) -> int | None:
 
 def audio_rate_of(processor: Any) -> int | None:
     """Samples per second of the sounds that a processor reads; None if it reads none."""
-    for name in ("feature_extractor", "audio_processor"):
-        rate = getattr(getattr(processor, name, None), "sampling_rate", None)
-        if rate is not None:
-            return int(rate)
-    return None
+    rates = (
+        getattr(getattr(processor, name, None), "sampling_rate", None)
+        for name in ("feature_extractor", "audio_processor")
+    )
+    return next((int(rate) for rate in rates if rate is not None), None)

@@ -63,6 +63,9 @@ class LanguageModel:
         self.processor: Any = load_processor(path)
         # samples per second of the sounds that it hears; None: it hears none
         self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
+        reader = getattr(self.processor, "video_processor", None)
+        # of a video at least: some take as many of it, and give up where it has fewer
+        self.least_frames: int = (getattr(reader, "do_sample_frames", False) and getattr(reader, "num_frames", 0)) or 0
         self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
         self.chat = ChatTokenizer(
             path, tokenizer, vision=len(self.placeholders) > 0, placeholders=self._placeholder_texts(),
@@ -85,7 +88,7 @@ class LanguageModel:
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
         self.forwards = Forwards(network, self._learn_media(), self.embed, pad=pad, compute=compute)
         # the processor loses images beside videos
-        self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
+        self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked, self.least_frames)
         self._counts = self._counts_images()
         decoder = self.text(network)
         # weights that each token is multiplied with, and multiplications per pair of tokens
@@ -254,12 +257,15 @@ class LanguageModel:
         return Response(self.decode(ids), finished=ended)
 
     def _stop_ids(self) -> tuple[int, ...]:
-        generation = getattr(self.network, "generation_config", None)
-        for source in (generation, self.config.get_text_config(), self.tokenizer):
-            found = getattr(source, "eos_token_id", None)
-            if found is not None:
-                return tuple(found) if isinstance(found, list | tuple) else (found,)
-        raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
+        text = self.config.get_text_config()
+        for source in (getattr(self.network, "generation_config", None), text, self.tokenizer):
+            named = getattr(source, "eos_token_id", None)
+            every = named if isinstance(named, list | tuple) else [] if named is None else [named]
+            if writable := tuple(token for token in every if token < text.vocab_size):
+                return writable
+        raise UserError(
+            f"{self.path} names no end-of-text token that it can write; set eos_token_id in its generation_config.json"
+        )
 
     def _encode(self, text: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
@@ -286,8 +292,9 @@ class LanguageModel:
         for kind in shown.sizes:
             if kind not in self.readable:
                 raise UserError(
-                    f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
-                    "a model that does, or remove them from prompts and environments"
+                    f"{self.path} reads no prompts with {kind}s, which its processor did not take when it was tried "
+                    f"({self.forwards.collation.refused.get(kind, 'it leaves them out')}); give a model that does, or "
+                    "remove them from prompts and environments"
                 )
             if kind in self.unread:
                 raise UserError(
@@ -316,6 +323,8 @@ class LanguageModel:
 
     def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:
         """What the processor returns for texts with their media."""
+        from burnish.language.model.forwards import accepted
+
         given: Inputs = {}
         if any(own.images for own in shown):
             # in a list per prompt: some treat an image that is alone in its prompt otherwise than several
@@ -337,6 +346,8 @@ class LanguageModel:
             given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
+        if "mm_token_type_ids" in accepted(type(self.network)):  # some processors return them only when asked
+            given["return_mm_token_type_ids"] = True
         # for the text alone: sounds are padded as their part of the processor does by itself
         found: Inputs = dict(self.processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
         return found
@@ -352,10 +363,10 @@ class LanguageModel:
 
         if self.processor is None:
             return Collation()
-        collation = learn(self._asked, self._processed, self.audio_rate)
+        collation = learn(self._asked, self._processed, self.audio_rate, self.least_frames)
         if "image" not in collation.appends and hasattr(self.processor, "image_processor"):
             self._nested = False  # lists of lists are pages of one image for GOT-OCR 2
-            collation = learn(self._asked, self._processed, self.audio_rate)
+            collation = learn(self._asked, self._processed, self.audio_rate, self.least_frames)
         return collation
 
     def _asked(self, kinds: Sequence[str]) -> str:

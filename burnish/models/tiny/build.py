@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.modular import pipeline_class
 from burnish.models.processors import class_without_videos
 from burnish.models.tiny import NOISE, Change, Config, Tiny, drawn, read
-from burnish.models.tiny.tokenizers import TOKENIZERS, of_class, of_images, pieces, talking
+from burnish.models.tiny.tokenizers import TOKENIZERS, made, of_class, pieces, talking
 from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
     from torch import nn
-
-SIDE = 28  # pixels of a vision encoder's image: four patches of 14, which become one token where they are merged
 
 
 def qwen_vl(named: str, patch: int, **config: Any) -> Any:
     """Of a vision-language model of Qwen: images and text."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tokenizer = of_images()
+    tokenizer = made("Qwen2Tokenizer")
     size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
     pixels = Qwen2VLImageProcessorPil(**{
         "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": size, **config,
@@ -46,19 +44,8 @@ def glm_image() -> Any:
     )
 
 
-SQUARE = {"height": SIDE, "width": SIDE}
-CLIP = partial(of_class, "CLIPImageProcessor", size={"shortest_edge": SIDE}, crop_size=SQUARE)
-SIGLIP_2 = partial(of_class, "Siglip2ImageProcessor", patch_size=8, max_num_patches=16)
-DPT = partial(of_class, "DPTImageProcessorPil", size=SQUARE)
-SIGLIP = partial(of_class, "SiglipImageProcessor", size=SQUARE)
 PROCESSORS: dict[str, Callable[..., Any]] = {
-    "CLIPImageProcessor": CLIP,
-    "CLIPImageProcessorPil": CLIP,
-    "DPTImageProcessorPil": DPT,
-    "ClapFeatureExtractor": partial(of_class, "ClapFeatureExtractor"),
-    "SiglipImageProcessor": SIGLIP,
-    "SiglipImageProcessorPil": SIGLIP,
-    "Siglip2ImageProcessorPil": SIGLIP_2,
+    **{name: partial(of_class, **given) for name, given in read("parts")["processors"].items()},
     "GlmImageProcessor": glm_image,
     "Qwen2VLProcessor": partial(qwen_vl, "Qwen2VLProcessor", 14),
     "Qwen2_5_VLProcessor": partial(qwen_vl, "Qwen2_5_VLProcessor", 14),
@@ -148,12 +135,14 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeli
     if named in PROCESSORS:
         return PROCESSORS[named](**config)
     if named in ENCODERS:
-        own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", "processor")
-        tokenizer = next((made[part] for part in own if part != name and made.get(part)), None)
+        own = (name.replace(ENCODER, TOKENIZER), f"{name}_{TOKENIZER}", f"{name}_processor", "processor")
+        readers = (getattr(made.get(part), "tokenizer", made.get(part)) for part in own if part != name)
+        tokenizer = next((one for one in readers if hasattr(one, "get_vocab")), None)  # others read images
         kind = getattr(transformers, named, None) or vars(sys.modules[pipeline.__module__])[named]
-        return _encoder(kind, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
-    # some are in their pipeline's module alone
-    kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__])[named]
+        return _encoder(kind, merged(ENCODERS[named], config), tokenizer)
+    # some are in their pipeline's module alone, or of blocks
+    kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__]).get(named)
+    kind = kind or inspect.signature(pipeline).parameters[name].annotation
     return kind(**merged(OTHERS[named], config))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.tiny import NOISE, Config, TinyLanguage, drawn, read
-from burnish.models.tiny.tokenizers import gemma, llama, pieces, qwen, talking
+from burnish.models.tiny.tokenizers import made, pieces, talking
 from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
@@ -129,19 +129,15 @@ def _part_class(named: str) -> Any:
     return real_class(pillow if pillow in transformers._class_to_module else named)
 
 
-TOKENIZERS: dict[str, Callable[..., Any]] = {
-    "qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces,
-}  # fmt: skip
-
-
 def tokenizer_of(tiny: TinyLanguage) -> Any:
     """The tokenizer of a model, with its chat template: each image, video and sound at its place."""
     style, marks = read("language")["styles"][tiny.style], dict(tiny.marks)
     special = dict.fromkeys([*style["control"], *marks.values(), *tiny.further])
-    made = TOKENIZERS[tiny.tokenizer](style["end"], extra_special_tokens=marks)
+    kind: Callable[..., Any] = pieces if tiny.tokenizer == "pieces" else partial(made, tiny.tokenizer)
+    tokenizer = kind(eos_token=style["end"], extra_special_tokens=marks)
     parts = "".join(f"{{% elif part['type'] == '{kind}' %}}{text}" for kind, text in tiny.places.items())
     template = style["template"].replace("CONTENT", read("language")["content"].replace("MEDIA", parts))
-    return talking(made, [one for one in special if one != style["end"]], template)
+    return talking(tokenizer, [one for one in special if one != style["end"]], template)
 
 
 def write(tiny: TinyLanguage, folder: Path, seed: int) -> None:

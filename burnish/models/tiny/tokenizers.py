@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+from burnish.models.tiny import read
 from burnish.utils.json_text import parse_json
 
 # words that prompts and the templates of pipelines are made of
@@ -34,37 +35,39 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>", "<|audio_start|>", "<|audio_end|>",
-)  # fmt: skip
 PAD, START = "<|endoftext|>", "<|begin_of_text|>"
-LLAMA = ("<image>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 MERGES = 192  # pairs that a tokenizer of byte pairs joins
 LONGEST = 4096  # tokens, where a class has no length of its own
-TURNS = ("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")  # of Gemma
+LETTERS = tuple(map(chr, range(33, 127)))
+
+
+def alphabet() -> list[str]:
+    """The 256 bytes as byte pairs have them."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 @cache
-def byte_pairs(suffix: str = "") -> tuple[list[str], list[tuple[str, str]]]:
+def byte_pairs() -> tuple[list[str], list[tuple[str, str]]]:
     """Tokens of the 256 bytes and of the pairs that occur most often in our text, and these pairs."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     learner = Tokenizer(models.BPE())
-    if suffix:  # of CLIP: words end with it, and have no capitals
-        learner.normalizer = normalizers.Lowercase()
-        learner.pre_tokenizer = pre_tokenizers.Whitespace()
-    else:
-        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=2 * len(letters) + MERGES, min_frequency=2, show_progress=False, initial_alphabet=letters,
-        end_of_word_suffix=suffix,
-    )  # fmt: skip
+        vocab_size=2 * len(alphabet()) + MERGES, min_frequency=2, show_progress=False, initial_alphabet=alphabet()
+    )
     learner.train_from_iterator(TEXT.splitlines(), trainer)
     merges = [(left, right) for left, right in parse_json(learner.to_str())["model"]["merges"][:MERGES]]
-    ends = [f"{letter}{suffix}" for letter in letters if suffix]
-    return [*letters, *ends, *(left + right for left, right in merges)], merges
+    return [*alphabet(), *(left + right for left, right in merges)], merges
+
+
+def word_pairs() -> tuple[list[str], list[tuple[str, str]]]:
+    """The same of CLIP, whose words have an end. Its pairs are a list: which one a trainer takes first is chance."""
+    merges = [(left, right) for left, right in map(str.split, read("tokenizers")["pairs of words"])]
+    ends = [f"{letter}</w>" for letter in alphabet()]
+    return [*alphabet(), *ends, *(left + right for left, right in merges)], merges
 
 
 def vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -79,81 +82,56 @@ def of_class(named: str, **given: Any) -> Any:
     return getattr(transformers, named)(**given)
 
 
-def clip() -> Any:
-    """CLIP's, of 77 tokens."""
-    tokens, merges = byte_pairs("</w>")
-    words = vocabulary([*tokens, "<|startoftext|>", PAD])
-    return of_class("CLIPTokenizer", vocab=words, merges=merges, model_max_length=77)
-
-
-def bert() -> Any:
-    """BERT's, of 77 tokens, which spells every word."""
-    letters = [chr(code) for code in range(33, 127)]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    return of_class("BertTokenizer", vocab=vocabulary(words), model_max_length=77)
-
-
-def roberta() -> Any:
-    """RoBERTa's, of 77 tokens."""
-    tokens, merges = byte_pairs()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    return of_class("RobertaTokenizer", vocab=vocabulary([*special, *tokens]), merges=merges, model_max_length=77)
-
-
 def t5() -> Any:
     """T5's: pieces of a unigram model."""
-    words = sorted({word for word in TEXT.split() if word.isalpha()})
-    letters = [chr(code) for code in range(33, 127)]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -3.0)]
-    pieces += [(f"\u2581{word}", -4.0) for word in words] + [(letter, -8.0) for letter in letters]
+    pieces += [(f"\u2581{word}", -4.0) for word in words(TEXT)] + [(letter, -8.0) for letter in LETTERS]
     return of_class("T5Tokenizer", vocab=pieces, extra_ids=0, model_max_length=512)
 
 
-def sentence_pieces(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and pairs as Gemma and Llama have them: bytes have names, a space is a low line."""
+def words(text: str) -> list[str]:
+    """The words of a text, each once."""
+    return sorted({word for word in text.split() if word.isalpha()})
+
+
+def sentence_pieces() -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and pairs as Gemma and Llama have them: bytes have names, a space is a low line."""
     named = [f"<0x{number:02X}>" for number in range(256)]
-    joined = ["\u2581" + word for word in sorted({word for word in TEXT.split() if word.isalpha()})]
-    tokens, merges = [*special, *named, "\u2581", *(chr(code) for code in range(33, 127))], []
+    tokens, merges = [*named, "\u2581", *LETTERS], []
     known = set(tokens)
-    for word in joined:
-        left = word[0]
-        for right in word[1:]:
+    for word in words(TEXT):
+        left = "\u2581"
+        for right in word:
             if left + right not in known:
                 merges.append((left, right))
                 known.add(left + right)
                 tokens.append(left + right)
             left += right
-    return vocabulary(tokens), merges
+    return tokens, merges
 
 
-def qwen(end: str = "<|im_end|>", **more: Any) -> Any:
-    """Qwen's."""
-    tokens, merges = byte_pairs()
-    return of_class(
-        "Qwen2Tokenizer", vocab=vocabulary(tokens), merges=merges, unk_token=None, bos_token=None, eos_token=end,
-        pad_token=PAD, model_max_length=LONGEST, **more,
-    )  # fmt: skip
+def letters(*beside: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens as BERT has them, which can spell every word, and some words beside."""
+    return [*LETTERS, *(f"##{letter}" for letter in LETTERS), *beside], []
 
 
-def gemma(end: str = "<eos>", **more: Any) -> Any:
-    """Gemma's."""
-    words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
-    return of_class(
-        "GemmaTokenizer", vocab=words, merges=merges, eos_token=end, model_max_length=LONGEST, add_bos_token=True,
-        **more,
-    )  # fmt: skip
+WORDS: dict[str, Callable[[], tuple[list[str], list[tuple[str, str]]]]] = {
+    "pairs": byte_pairs, "pairs of words": word_pairs, "pieces": sentence_pieces, "letters": letters,
+    "letters and words": partial(letters, *words(TEXT.lower())),
+}  # fmt: skip
 
 
-def llama(end: str = "</s>", pad: str = "<pad>", **more: Any) -> Any:
-    """Llama's."""
-    words, merges = sentence_pieces(list(dict.fromkeys(["<unk>", "<s>", "</s>", pad])))
-    return of_class(
-        "LlamaTokenizer", vocab=words, merges=merges, eos_token=end, pad_token=pad, model_max_length=LONGEST,
-        add_bos_token=True, **more,
-    )  # fmt: skip
+def made(name: str, **more: Any) -> Any:
+    """A tokenizer of the table ``tokenizers``, with further arguments of its class."""
+    given = {**read("tokenizers")[name], **more}
+    tokens, merges = WORDS[given.pop("of")]()
+    given["vocab"] = vocabulary([*given.pop("before", ()), *tokens, *given.pop("after", ())])
+    special = given.pop("special", None)
+    tokenizer = of_class(given.pop("class"), **given, **({"merges": merges} if merges else {}))
+    return tokenizer if special is None else talking(tokenizer, special)
 
 
-def pieces(end: str, start: str = "<s>", **more: Any) -> Any:
+def pieces(eos_token: str, start: str = "<s>", **more: Any) -> Any:
     """One of byte pairs without a class of its own, as GLM, Mistral and SmolLM have it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -163,7 +141,7 @@ def pieces(end: str, start: str = "<s>", **more: Any) -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=start, eos_token=end, pad_token=PAD, model_max_length=LONGEST,
+        tokenizer_object=made, bos_token=start, eos_token=eos_token, pad_token=PAD, model_max_length=LONGEST,
         padding_side="left", **more,
     )  # fmt: skip
 
@@ -179,26 +157,17 @@ def generic() -> Any:
     """``pieces`` that begins every text with a token."""
     from tokenizers.processors import TemplateProcessing
 
-    made = talking(pieces("<|end_of_text|>", START), [*SPECIAL[1:], *CONTROL])
+    special = read("tokenizers")["Qwen2Tokenizer"]["special"]
+    made = talking(pieces("<|end_of_text|>", START), [*special[1:], *CONTROL])
     made.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{START} $A", pair=f"{START} $A $B", special_tokens=[(START, made.convert_tokens_to_ids(START))]
     )
     return made
 
 
-def of_images() -> Any:
-    """Qwen's, with the tokens of images."""
-    return talking(qwen(), SPECIAL)
-
-
 TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "CLIPTokenizer": clip,
-    "BertTokenizer": bert,
+    **{name: partial(made, name) for name in read("tokenizers") if name.endswith("Tokenizer")},
     "T5Tokenizer": t5,
-    "RobertaTokenizer": roberta,
-    "Qwen2Tokenizer": of_images,
-    "GemmaTokenizer": lambda: talking(gemma(padding_side="right"), TURNS),
-    "LlamaTokenizer": lambda: talking(llama(pad="</s>"), LLAMA),
     "PreTrainedTokenizerFast": generic, "TokenizersBackend": generic,
     "ByT5Tokenizer": partial(of_class, "ByT5Tokenizer"),  # it has a vocabulary of its own: the bytes
 }  # fmt: skip

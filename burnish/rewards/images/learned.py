@@ -136,20 +136,30 @@ class PromptedReward(PixelReward):
         return refusal(weight_file, place, self.names)
 
 
+# the reward of cosines [B] between images and prompts
+SCALES: dict[str, Callable[[Contrastive, Tensor], Tensor]] = {
+    "cosine": lambda model, cosine: cosine,
+    "x100": lambda model, cosine: 100.0 * cosine.clamp(min=0),
+    "x2.5": lambda model, cosine: 2.5 * cosine.clamp(min=0),
+    "logit": lambda model, cosine: model.logits(cosine),
+    "raw": lambda model, cosine: model.logits(cosine),
+    "per_26": lambda model, cosine: model.logits(cosine) / 26,
+    "probability": lambda model, cosine: model.logits(cosine).sigmoid(),
+}
+
+
 @options
 class ContrastiveReward(PromptedReward):
     """Base of rewards that compare the embeddings of an image and its prompt."""
 
     families: ClassVar[tuple[str, ...]] = ("clip",)
     padded: ClassVar[bool] = False
-
-    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        """The reward of cosines [B] between images and prompts."""
-        raise NotImplementedError
+    clean: ClassVar[Callable[[str], str]] = str  # makes of a prompt what is read
+    scale = "cosine"
 
     def words(self, text: str) -> str:
         """A prompt as it is read."""
-        return text
+        return type(self).clean(text)
 
     def network_complaint(self, place: Path) -> str:
         return (
@@ -163,7 +173,7 @@ class ContrastiveReward(PromptedReward):
     def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         texts = [self.words(prompt.text) for prompt in prompts]
         read = model.texts(texts, tokenizer_of(self.vocabulary), self.batch_size)
-        return self.value(model, (model.images(pixels) * read).sum(-1))
+        return SCALES[self.scale](model, (model.images(pixels) * read).sum(-1))
 
 
 @register("flow reward", "pickscore")
@@ -176,9 +186,6 @@ class PickScore(ContrastiveReward):
     """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
     scale: Literal["raw", "per_26"] = "raw"
     """raw: exp(logit scale) * cosine, mostly 17 to 24. per_26: divided by 26, as Flow-GRPO trains with it."""
-
-    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        return model.logits(cosine) / (26 if self.scale == "per_26" else 1)
 
 
 @register("flow reward", "clip")
@@ -196,11 +203,6 @@ class ClipScore(ContrastiveReward):
     def words(self, text: str) -> str:
         return self.prefix + text
 
-    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        if self.scale == "cosine":
-            return cosine
-        return (100.0 if self.scale == "x100" else 2.5) * cosine.clamp(min=0)
-
 
 @options
 class SiglipReward(ContrastiveReward):
@@ -211,33 +213,25 @@ class SiglipReward(ContrastiveReward):
     scale: Literal["probability", "logit", "cosine"] = "probability"
     """logit: exp(scale) * cosine + bias; probability: its sigmoid, that image and prompt belong together."""
 
-    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        if self.scale == "cosine":
-            return cosine
-        logits = model.logits(cosine)
-        return logits.sigmoid() if self.scale == "probability" else logits
-
 
 @register("flow reward", "siglip")
 class Siglip(SiglipReward):
     """Whether SigLIP (Zhai et al. 2023, arXiv:2303.15343) takes image and prompt to belong together."""
 
+    clean: ClassVar[Callable[[str], str]] = as_siglip
+
     path: str = "google/siglip-so400m-patch14-384"
     """Directory, or org/name on the Hugging Face hub, of the network."""
-
-    def words(self, text: str) -> str:
-        return as_siglip(text)
 
 
 @register("flow reward", "siglip2")
 class Siglip2(SiglipReward):
     """Whether SigLIP 2 (Tschannen et al. 2025, arXiv:2502.14786) takes image and prompt to belong together."""
 
+    clean: ClassVar[Callable[[str], str]] = str.lower
+
     path: str = "google/siglip2-so400m-patch14-384"
     """Directory, or org/name on the Hugging Face hub, of the network; of one resolution, not NaFlex."""
-
-    def words(self, text: str) -> str:
-        return text.lower()
 
 
 @register("flow reward", "hpsv2")
@@ -245,6 +239,7 @@ class HpsV2(ContrastiveReward):
     """HPSv2 (Wu et al. 2023, arXiv:2306.09341): which image people would prefer; a cosine, mostly .2 to .35."""
 
     padded: ClassVar[bool] = True
+    clean: ClassVar[Callable[[str], str]] = as_open_clip
 
     version: Literal["v2", "v2.1"] = "v2.1"
     """Release of the weights: HPS_v2_compressed.pt or HPS_v2.1_compressed.pt."""
@@ -257,12 +252,6 @@ class HpsV2(ContrastiveReward):
     @property
     def names(self) -> tuple[str, ...]:
         return (RELEASES[self.version],)
-
-    def words(self, text: str) -> str:
-        return as_open_clip(text)
-
-    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
-        return cosine
 
 
 BLIP_FILE = "ImageReward.pt"

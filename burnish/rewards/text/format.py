@@ -42,7 +42,10 @@ class Format(LanguageReward):
         try:
             _ = self._whole
         except (re.error, TypeError) as error:
-            raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
+            why = "" if self.pattern is None else f": {error}"
+            raise ValueError(
+                f"pattern is {self.pattern!r}, which is not a regular expression{why}; give one, or choose another form"
+            ) from None
         return self
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
