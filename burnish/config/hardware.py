@@ -145,8 +145,9 @@ class Speed:
 
 def listed(stated: Sequence[Hardware]) -> str:
     """What a recipe states, for messages."""
-    last = stated[-1]
-    return " or ".join([*(str(one.gpus if one.memory_gb == last.memory_gb else one) for one in stated[:-1]), str(last)])
+    return " or ".join(
+        str(one.gpus if one is not stated[-1] and one.memory_gb == stated[-1].memory_gb else one) for one in stated
+    )
 
 
 def made_for(recipe: str, stated: Sequence[Hardware]) -> str:
