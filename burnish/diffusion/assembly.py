@@ -35,7 +35,7 @@ from burnish.diffusion.pipeline.loading import (
     read_index,
     standard_side,
 )
-from burnish.diffusion.pipeline.networks import writers
+from burnish.diffusion.pipeline.networks import by_name, check_choices, writers
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, inputs_of
 from burnish.evaluation.records import sampled_settings
@@ -147,6 +147,9 @@ class FlowAssembly(Assembly):
         options, fewer = self.config.model, self.config.model.quantization
         if fewer is not None and fewer.weights is not None:
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
+        for name, network in by_name(outline.network, [outline.writer or ""]).items():
+            if name != outline.writer:
+                check_choices(network, options)
         if options.gradient_checkpointing:
             outline.recompute_activations(options.gradient_checkpointing)
 

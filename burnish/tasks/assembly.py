@@ -382,8 +382,9 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
+    chosen = config.model.compile or config.model.attention != "auto"
     frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
-    if not (counted or any(named.values()) or config.model.quantization or frozen or split):
+    if not (counted or chosen or any(named.values()) or config.model.quantization or frozen or split):
         return
     from accelerate import init_empty_weights
 

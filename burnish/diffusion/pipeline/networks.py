@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from burnish.diffusion.options import ModelOptions
 from burnish.models.loading import block_count, compare_attention
 from burnish.models.lora import AsInForward, attach
 from burnish.models.targets import ends_with
@@ -251,19 +252,32 @@ def recompute(network: nn.Module, blocks: bool | int) -> None:
     own.enable_gradient_checkpointing(some)
 
 
+def check_choices(network: nn.Module, options: ModelOptions) -> None:
+    """Refuse a backend of attention, or compiled blocks, of a network that has none; weights need no values for this.
+
+    Raises:
+        UserError: naming the option.
+    """
+    parts = [getattr(module, "processor", None) for module in network.modules()]
+    if options.attention != "auto" and not any(hasattr(part, "_attention_backend") for part in parts):
+        raise UserError(
+            f"model.attention is {options.attention}, but the attention of {type(network).__name__} calls PyTorch's "
+            "directly, and has no choice of backends; remove it"
+        )
+    if options.compile and not getattr(network, "_repeated_blocks", None):
+        raise UserError(
+            f"model.compile is true, but diffusers names no repeated blocks of {type(network).__name__}; remove it"
+        )
+
+
 def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, device: str) -> None:
     """Have a network attend by one of diffusers' backends, after comparing it with PyTorch's own.
 
     Raises:
-        UserError: it is not installed, can't be chosen for this network, has no gradients, or computes something else.
+        UserError: it is not installed, has no gradients, or computes something else.
     """
     from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 
-    if not any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in network.modules()):
-        raise UserError(
-            f"model.attention is {backend}, but the attention of {type(network).__name__} calls PyTorch's directly, "
-            "and has no choice of backends; remove it"
-        )
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.randn(2, *COMPARED, generator=draw) for _ in range(4)]
     *given, slope = [one.to(device, compute) for one in drawn]
@@ -283,15 +297,7 @@ VARIANTS = 64  # of a block
 
 
 def compile_blocks(network: nn.Module) -> None:
-    """Compile the blocks that a network repeats, each kind once.
-
-    Raises:
-        UserError: diffusers names none for this network.
-    """
-    if not getattr(network, "_repeated_blocks", None):
-        raise UserError(
-            f"model.compile is true, but diffusers names no repeated blocks of {type(network).__name__}; remove it"
-        )
+    """Compile the blocks that a network repeats, each kind once."""
     # by one row or more, the adapter, whether it is cached in compute precision, and gradients; after 8 of them torch
     # would run a block as it is
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
