@@ -238,7 +238,7 @@ def test_guidance_of_teachers_and_of_the_untrained_model_is_refused_where_it_cha
     refused(files, "flux2", "algorithm=crd", "algorithm.kl_guidance=3", names=["kl_guidance is 3.0"])
 
 
-@pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2"])
+@pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2-hdr"])
 def test_what_was_recorded_is_gone_when_it_is_read(name):
     """Its tensors are as large as samples: they may not wait until garbage is collected."""
     ours = Generator(name, steps=2)

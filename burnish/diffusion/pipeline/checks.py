@@ -97,6 +97,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
+    run.drop_unread()
     scheduler, table = model._run.scheduler, program.table
     for k, (at, streams) in enumerate(zip(table.times[:-1].tolist(), steps := run.steps, strict=False)):
         states = [step.state[:1] for step in streams]
@@ -205,7 +206,6 @@ class ComparedRun(RecordedRun):
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
         """What it records of a call, and with which values."""
         returned = model._run(arguments, tape, self)
-        self.drop_unread()
         program = Program(self, returned)
         return program.parts, program.values
 

@@ -362,7 +362,6 @@ class PipelineModel(LoadedPipeline):
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
         with torch.no_grad(), explained(self):
             returned = self.run(request, guidance, run)
-            run.drop_unread()
             return Program(run, returned)
 
     def program(

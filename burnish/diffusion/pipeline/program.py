@@ -248,6 +248,7 @@ class Program:
 
     def __init__(self, run: RecordedRun, returned: Any) -> None:
         """Raises: Unsupported: its steps draw noise, or read numbers of the state."""
+        run.drop_unread()
         if not (steps := run.steps):
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
