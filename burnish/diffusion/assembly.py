@@ -35,7 +35,7 @@ from burnish.diffusion.pipeline.loading import (
     read_index,
     standard_side,
 )
-from burnish.diffusion.pipeline.networks import by_name, check_choices, writers
+from burnish.diffusion.pipeline.networks import by_name, check_attention_and_compile, writers
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, inputs_of
 from burnish.evaluation.records import sampled_settings
@@ -149,7 +149,7 @@ class FlowAssembly(Assembly):
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
         for name, network in by_name(outline.network, [outline.writer or ""]).items():
             if name != outline.writer:
-                check_choices(network, options)
+                check_attention_and_compile(network, options)
         if options.gradient_checkpointing:
             outline.recompute_activations(options.gradient_checkpointing)
 

@@ -151,7 +151,7 @@ class TrainedRoles:
             self._switch("policy")
 
     @contextmanager
-    def unmoved(self) -> Iterator[None]:
+    def fixed_weights(self) -> Iterator[None]:
         """A context in which no weight is moved: what was gathered stays, where options say so, and what was cast."""
         with self.shards.kept(), cast_once(self._carriers, self._adapters):
             yield

@@ -229,7 +229,7 @@ class Trainer:
         self._gated = {}
         if self.algorithm.kl_gate is not None and self.algorithm.kl_option:
             scored, self._gated = gate(self.algorithm.kl_gate, scored, self.roles.memory["kl_gate"])
-        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.unmoved():
+        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.fixed_weights():
             found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
         return found
@@ -285,7 +285,7 @@ class Trainer:
         rest, coef = 1.0, 0.0
         if self.auxiliary is not None:
             rest, coef = self.algorithm.shares(update, self.auxiliary.coef)
-        with self.roles.unmoved():
+        with self.roles.fixed_weights():
             share, sums = self._backward(mini, size, rest)
             if self.auxiliary is not None:
                 own = self.auxiliary.backward(self.optimizer_steps, coef, self.roles, self.rows)

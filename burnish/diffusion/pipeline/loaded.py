@@ -13,7 +13,7 @@ from burnish.diffusion.pipeline.loading import LENGTH, classes_of
 from burnish.diffusion.pipeline.networks import (
     PixelSpace,
     by_name,
-    check_choices,
+    check_attention_and_compile,
     choose_attention,
     compile_blocks,
     denoisers,
@@ -129,7 +129,7 @@ class LoadedPipeline:
                 network.register_forward_pre_hook(lambda *_: model.leave(decoders=torch.is_grad_enabled()))
             if name == model.writer:
                 continue
-            check_choices(network, options)
+            check_attention_and_compile(network, options)
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
             if options.compile:

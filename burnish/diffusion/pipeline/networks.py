@@ -252,7 +252,7 @@ def recompute(network: nn.Module, blocks: bool | int) -> None:
     own.enable_gradient_checkpointing(some)
 
 
-def check_choices(network: nn.Module, options: ModelOptions) -> None:
+def check_attention_and_compile(network: nn.Module, options: ModelOptions) -> None:
     """Refuse a backend of attention, or compiled blocks, of a network that has none; weights need no values for this.
 
     Raises:
