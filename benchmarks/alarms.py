@@ -214,8 +214,11 @@ def acted(name: str, action: str, seed: int, runs: Path, overrides: Sequence[str
     """
     run = RUNS[name]
     measure, options = ACTED[run.recipe]
-    folder = RunFolder(runs / "acting" / f"{run.recipe if action == 'honest' else name}-{action}-{seed}")
-    spoiled = [option for option in run.options if str(PLACE) in option]
+    own = [option for option in run.options if option not in (*IMAGES, *WATCHED, *ANSWERS, *READ)]
+    spoiled = [option for option in own if str(PLACE) in option]
+    shared = action == "honest" and own == spoiled  # an honest run for all of a recipe
+    folder = RunFolder(runs / "acting" / f"{run.recipe if shared else name}-{action}-{seed}")
+    options = [*options, *(option for option in own if option not in spoiled)]
     if action != "honest":
         options = [*options, *spoiled, f"rewards.{measure}.weight=0.1"]
     if action in get_args(AlarmAction):

@@ -14,7 +14,11 @@ from burnish.utils.json_text import flattened
 from tests.config.test_recipes import value_of
 from tests.support.tiny_run import burnish as command
 
-FILES = parse((Path(__file__).parent / "foreign.yaml").read_text())
+FILES = {
+    name: own
+    for path in sorted((Path(__file__).parent / "foreign").iterdir())
+    for name, own in parse(path.read_text()).items()
+}
 
 
 @pytest.fixture
