@@ -223,7 +223,9 @@ def acted(name: str, action: str, seed: int, runs: Path, overrides: Sequence[str
         options = [*options, *spoiled, f"rewards.{measure}.weight=0.1"]
     if action in get_args(AlarmAction):
         options = [*options, f"alarms.on={{{', '.join(f'{alarm}: {action}' for alarm in run.named)}}}"]
-    words = [run.recipe, *KEPT, *options, f"seed={seed}", f"output_dir={folder.path}", *overrides]
+    given = {option.partition("=")[0] for option in overrides}
+    options = [option for option in (*KEPT, *options) if option.partition("=")[0] not in given]
+    words = [run.recipe, *options, f"seed={seed}", f"output_dir={folder.path}", *overrides]
     steps = load(run.recipe, words[1:]).steps
     rows = folder.read_metrics()
     stopped = any(one.kind == "stop" for one in read_actions(folder.alarms_actions))

@@ -14,11 +14,8 @@ from burnish.utils.json_text import flattened
 from tests.config.test_recipes import value_of
 from tests.support.tiny_run import burnish as command
 
-FILES = {
-    name: own
-    for path in sorted((Path(__file__).parent / "foreign").iterdir())
-    for name, own in parse(path.read_text()).items()
-}
+FOLDER = Path(__file__).parent / "foreign"
+FILES = {name: own for path in FOLDER.iterdir() for name, own in parse(path.read_text()).items()}
 
 
 @pytest.fixture
@@ -32,8 +29,7 @@ def files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_becomes_a_recipe_that_composes(files, name):
-    own = FILES[name]
-    before = sorted(files.iterdir())
+    own, before = FILES[name], sorted(files.iterdir())
     command("convert", name, "--output", "mine.yaml")
     assert sorted(files.iterdir()) == sorted([*before, files / "mine.yaml"]), "nothing else was written or run"
     text = (files / "mine.yaml").read_text()
