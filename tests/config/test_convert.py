@@ -15,7 +15,7 @@ from tests.config.test_recipes import value_of
 from tests.support.tiny_run import burnish as command
 
 FOLDER = Path(__file__).parent / "foreign"
-FILES = {name: own for path in FOLDER.iterdir() for name, own in parse(path.read_text()).items()}
+FILES = {name: own for path in sorted(FOLDER.iterdir()) for name, own in parse(path.read_text()).items()}
 
 
 @pytest.fixture
