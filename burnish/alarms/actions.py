@@ -155,10 +155,11 @@ def _rewind(
 ) -> Action:
     rewinds = sum(one.kind == "rewind" for one in before)
     # a regular one: others depend on when a run was stopped
-    to = (alarm.since - 1) // config.checkpoint.every * config.checkpoint.every
+    every, keep_last = config.checkpoint.every, config.checkpoint.keep_last
+    to, oldest = (alarm.since - 1) // every * every, (done["update"] // every - keep_last + 1) * every
     if rewinds == REWINDS:
         return Action(**done | {"kind": "stop"}, text=f"the run stops: it was rewound {REWINDS} times already")
-    if not (checkpoints / f"{to:08d}").is_dir():
+    if to < oldest or not (checkpoints / f"{to:08d}").is_dir():  # an older one may be removed at this moment
         text = f"the run stops: no checkpoint of update {to}, before the drift, is kept (checkpoint.keep_last)"
         return Action(**done | {"kind": "stop"}, text=text)
     lr = config.optimizer.lr * LR_FACTOR ** (rewinds + 1)

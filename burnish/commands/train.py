@@ -310,12 +310,13 @@ class RunHooks:
         # without an early checkpoint nobody knows how long saving takes
         early = expiry.expected is not None
         rewinds = config.alarms is not None and "rewind" in config.alarms.on.values()
-        self._checkpoints = Checkpoints(
-            config, controller, self._validation, early=early, unvalidated=unvalidated, untrained=rewinds
-        )
         first = FirstUpdates(folder, None if saved is None else RunFolder(saved.parent))
         alarms = config.alarms and Alarms(config, folder, config.alarms, first, actions, expiry.stop)
         self.decided = alarms.decided if alarms else []  # what alarms do, once the run has been left
+        self._checkpoints = Checkpoints(
+            config, controller, self._validation, early=early, unvalidated=unvalidated, untrained=rewinds,
+            decided=self.decided,
+        )  # fmt: skip
         followers: list[Follower] = []
         if config.checkpoint.copy_to is not None:
             followers.append(Copies(folder, config.checkpoint.copy_to))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from burnish.alarms.actions import Action
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
@@ -72,6 +73,7 @@ class Checkpoints(Hook):
         early: bool = False,
         unvalidated: int | None = None,
         untrained: bool = False,
+        decided: Sequence[Action] = (),
     ) -> None:
         """Take over the schedule.
 
@@ -82,10 +84,11 @@ class Checkpoints(Hook):
             early: also save after the first update, to measure how long it takes.
             unvalidated: update whose checkpoint exists but lacks its validation.
             untrained: also save before the first update, so that a run can be rewound to its beginning.
+            decided: what alarms do now; where the run goes back, nothing is saved that pushes a checkpoint out.
         """
         self.saver, self.validation, self.early = saver, validation, early
         self.every, self.steps, self.untrained = config.checkpoint.every, config.steps, untrained
-        self.last = 0  # update of this process
+        self.decided, self.last = decided, 0  # update of this process
         self._unvalidated = unvalidated
         self._unsaved: tuple[int, float | None, Metrics | None] | None = None  # arguments of ``save``
         validation.before = self._before_validation
@@ -100,6 +103,9 @@ class Checkpoints(Hook):
             return
         self.saver.raise_failed()
         self.last = update
+        if any(one.kind == "rewind" for one in self.decided):
+            self._unsaved = None
+            return
         unfinished, score = self.validation.unfinished, validation_reward(metrics)
         if self._unvalidated == update:
             if not unfinished:

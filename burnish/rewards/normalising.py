@@ -52,7 +52,7 @@ class Normaliser:
                 scale = max(known[label].std(unbiased=True), self.floor)
                 values[:, i] = (values[:, i] - known[label].mean) / scale
         reward = combined(values, scores.applied, self.mixing)
-        return replace(scores, reward=reward.float(), missing=scores.missing | reward.isnan())
+        return replace(scores, reward=reward.float(), missing=scores.missing | reward.isnan(), counted=values)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""

@@ -81,11 +81,12 @@ def test_an_interrupted_run_acts_in_the_same_way(acting, at):
 
 
 def test_an_alarm_that_stands_acts_once_when_it_is_told_to_later(files):
-    run = run_of(files, "later")
+    run = run_of(files, "later", "mixing.normalise={}")
     run.train("steps=4")
     run.train("steps=6", "alarms.on={kl: raise_kl}")
     assert [(one["update"], one["to"]) for one in actions(run)] == [(4, 4)]
     assert [row["actor/kl_coef"] for row in run.metrics[1:]] == [0.01] * 4 + [0.1] * 2
+    assert sum(run.metrics[-1][f"critic/{name}/reward_share"] for name in ("odd", "even")) == pytest.approx(1)
 
 
 def test_a_rewind_goes_back_before_the_drift_with_half_the_learning_rate_three_times_at_most(files):
@@ -99,6 +100,9 @@ def test_a_rewind_goes_back_before_the_drift_with_half_the_learning_rate_three_t
     same(run, whole)
     run.train("steps=4")  # whoever has looked may go on
     assert run.metrics[-1]["training/global_step"] == 4
+    few = TinyRun(files, "language", "llama", *ACTING[:-1], "checkpoint={every: 1, keep_last: 3}", name="actions/few")
+    few.train("steps=6", "alarms.on={kl: rewind}", status=75)
+    assert [(one["kind"], one["to"]) for one in actions(few)] == [("stop", 3)], "the newest three stand, without 0"
 
 
 def test_a_stop_saves_a_checkpoint_and_the_same_command_goes_on(files):
