@@ -12,8 +12,8 @@ metrics that are there by the rules as they are now; ``--record`` keeps what the
 raises none of the alarms that name what it pays for, or an honest one raises any.
 
 ``--act`` trains each spoiled run with every action of the alarms that name it, without, and beside the honest reward
-alone, from every seed, and prints the honest measure at the end. The honest measure is a tenth of the reward there, so
-that there is something left when the other one is paused.
+alone, from every seed, and prints the honest measure at the end. The honest measure has a tenth of the other one's
+advantages there, so that there is something left when that one is paused.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ACTED: dict[str, tuple[str, list[str]]] = {  # honest measure and options, by re
             "rollout.n=8",
             "algorithm.train_timesteps=4",
             "validation.reference_guidance=null",
-            "steps=16",
+            "steps=32",
         ],
     ),
     "vlm_quickstart": (
@@ -69,13 +69,13 @@ ACTED: dict[str, tuple[str, list[str]]] = {  # honest measure and options, by re
             "rewards.format.weight=0",
             "data.train_batch_size=16",
             "trainer.mini_batch_size=64",
-            "steps=16",
+            "steps=64",
         ],
     ),
 }
 KEPT = [
     "validation.every=null", "validation.before=false", "scoring.processes=0",
-    "checkpoint={every: 2, keep_last: 8}", "optimizer.schedule=constant",
+    "checkpoint={every: 2, keep_last: 16}", "optimizer.schedule=constant",
 ]  # fmt: skip
 END = 3  # updates at the end that the honest measure is the mean of
 DIGITS = 5  # of a recorded metric
@@ -220,7 +220,7 @@ def acted(name: str, action: str, seed: int, runs: Path, overrides: Sequence[str
     folder = RunFolder(runs / "acting" / f"{run.recipe if shared else name}-{action}-{seed}")
     options = [*options, *(option for option in own if option not in spoiled)]
     if action != "honest":
-        options = [*options, *spoiled, f"rewards.{measure}.weight=0.1"]
+        options = [*options, *spoiled, f"rewards.{measure}.weight=0.1", "mixing={normalise: {floor: 0.001}}"]
     if action in get_args(AlarmAction):
         options = [*options, f"alarms.on={{{', '.join(f'{alarm}: {action}' for alarm in run.named)}}}"]
     given = {option.partition("=")[0] for option in overrides}
