@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from burnish.diffusion.steps import diffuse
 from burnish.rl.algorithm import OldLogprobs
 from burnish.rl.preference import select_best_worst
-from burnish.types.batch import Batch, first_of_each, shared, to_device
+from burnish.types.batch import Batch, first_of_each, on_host, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import (
     Denoising,
@@ -278,7 +278,7 @@ class JudgedSamples(ComparedSamples):
     """Finished samples and the noise levels to train at."""
 
     clean: Tensor  # [B, M, ...]
-    time: Tensor  # [B, J] shared by the members
+    time: Tensor = on_host()  # [B, J] shared by the members
     kl_factor: list[list[float]]  # [B][M]
     shared_noise: bool = shared()  # all members get the noise of the first
     streams: Streams = shared(default=())  # that have advantages of their own
@@ -304,7 +304,7 @@ class JudgedSamples(ComparedSamples):
         device = self.clean.device
         noise = to_device(random.normal(self.clean.shape[2:], keys), device)
         clean, noised = read(at(self.clean, row, member)), read(at(self.noised, row))
-        time = to_device(self.time.cpu()[row, level], device)
+        time = self.time[row, level]
         return ForwardTerms(
             conditioning=self.conditioning.select(row),
             clean=clean,
@@ -313,9 +313,9 @@ class JudgedSamples(ComparedSamples):
             share=share_of(noised),
             time=time,
             value=to_device(self.value.cpu()[row, member], device),
-            atom=to_device(atom, device),
+            atom=atom,
             kl_factor=[self.kl_factor[r][m] for r, m in zip(row.tolist(), member.tolist(), strict=True)],
-            stream_share=stream_shares(noised, self.streams) if self.streams else time.new_zeros(len(time), 0),
+            stream_share=stream_shares(noised, self.streams) if self.streams else clean.new_zeros(len(time), 0),
             streams=self.streams,
         )
 
@@ -329,9 +329,9 @@ class ForwardTerms(Batch):
     noisy: Tensor  # [M, ...] x_t; clean where elements are not noised
     target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
     share: Tensor  # [M] of the elements that are noised: means are over these
-    time: Tensor  # [M]
+    time: Tensor = on_host()  # [M]
     value: Tensor  # [M], or of each stream [M, S]
-    atom: Tensor  # [M] long: equal in terms that are compared with each other
+    atom: Tensor = on_host()  # [M] long: equal in terms that are compared with each other
     kl_factor: list[float]  # [M] of the KL to the reference
     stream_share: Tensor  # [M, S] of the elements of each stream that are noised
     streams: Streams = shared(default=())

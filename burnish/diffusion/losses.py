@@ -90,7 +90,7 @@ def awm_logprob(
         [M] pseudo log-probs; only their differences mean anything.
     """
     error = (velocity - target).double().square().flatten(1).mean(1) / share
-    return -WEIGHTED[weighting](error, time.double(), power).to(velocity.dtype)
+    return -WEIGHTED[weighting](error, column(time, error).double(), power).to(velocity.dtype)
 
 
 def advantage_weighted_matching(

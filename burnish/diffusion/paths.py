@@ -10,7 +10,7 @@ from torch import Tensor
 
 from burnish.diffusion.batches import ComparedSamples, compare, groups_of, together
 from burnish.diffusion.steps import column, diffuse, uniform_above
-from burnish.types.batch import Batch, shared, to_device
+from burnish.types.batch import Batch, on_host, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Prompt, Requests, Scored, share_of
 from burnish.utils import random
@@ -25,7 +25,7 @@ class Ends(Batch):
     conditioning: Requests
     prompts: list[Prompt]  # [M]
     state: Tensor  # [M, ...] at the first of the times
-    times: Tensor  # [M, K + 1]
+    times: Tensor = on_host()  # [M, K + 1]
     share: Tensor  # [M] of a state's elements that are noised
 
     @classmethod
@@ -56,7 +56,7 @@ class Ends(Batch):
         clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
         noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
         levels = trace.schedule[trace.schedule >= LEAST]
-        start = to_device(levels[-1] if level is None else levels.new_tensor(level), clean.device)
+        start = levels[-1] if level is None else levels.new_tensor(level)
         times = torch.stack([start, torch.zeros_like(start)]).expand(len(rows), 2).contiguous()
         return cls(
             conditioning=trace.conditioning.select(rows),
@@ -102,9 +102,9 @@ class Realigned(Ends):
         clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
         device = clean.device
         times = (low + (high - low) * torch.stack([begins, ends], 2)).flatten(0, 1).to(trace.schedule.dtype)
-        path = to_device(times.clamp(max=float(trace.schedule[0])), device)
-        first, start = read(at(trace.state, rows, torch.zeros_like(rows))), to_device(trace.time[rows, 0], device)
-        noise = first / column(start, first)  # networks that predict noise begin below t = 1
+        path = times.clamp(max=float(trace.schedule[0]))
+        first = read(at(trace.state, rows, torch.zeros_like(rows)))
+        noise = first / column(trace.time[rows, 0], first)  # networks that predict noise begin below t = 1
         return cls(
             conditioning=trace.conditioning.select(rows),
             prompts=[scored.prompts[row] for row in rows.tolist()],
@@ -120,7 +120,7 @@ class Realigned(Ends):
 
     def recovered(self, x: Tensor) -> Tensor:
         """The clean samples [M, ...] that states at the last of the times are made of: (x - t noise) / (1 - t)."""
-        t = self.times[:, -1].view(-1, *[1] * (x.ndim - 1))
+        t = column(self.times[:, -1], x)
         return torch.where(self.noised, (x - t * self.noise) / (1 - t), x)
 
 
@@ -135,13 +135,13 @@ class GroupPaths(ComparedSamples):
 
     state: Tensor  # [B, M, N, ...] where each step began
     next_state: Tensor  # [B, M, N, ...] where it ended
-    time: Tensor  # [B, N]
-    time_next: Tensor  # [B, N]
-    step: Tensor  # [B, J] long: steps of the policy that are trained
-    level: Tensor  # [B, J] noise level at which the reference and the fake score judge them
-    reward_level: Tensor  # [B, J] and the surrogate
-    surrogate_step: Tensor  # [B, J] long: steps whose ends the surrogate learns from
-    surrogate_level: Tensor  # [B, J] noise level at which it does
+    time: Tensor = on_host()  # [B, N]
+    time_next: Tensor = on_host()  # [B, N]
+    step: Tensor = on_host()  # [B, J] long: steps of the policy that are trained
+    level: Tensor = on_host()  # [B, J] noise level at which the reference and the fake score judge them
+    reward_level: Tensor = on_host()  # [B, J] and the surrogate
+    surrogate_step: Tensor = on_host()  # [B, J] long: steps whose ends the surrogate learns from
+    surrogate_level: Tensor = on_host()  # [B, J] noise level at which it does
 
     @classmethod
     def of(cls, scored: Scored, value: Tensor, trained: int) -> GroupPaths:
@@ -151,8 +151,7 @@ class GroupPaths(ComparedSamples):
         """
         samples, members = compare(scored, value, groups_of(scored))
         trace, first = scored.trace, members[:, 0]
-        # on the CPU, so that a GPU need not be waited for where rows are chosen
-        time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
+        time, time_next = trace.time[first], trace.time_next[first]
         keys = [(scored.seed, "steps", scored.update, uid) for uid in samples.uid]
         count = time.shape[1]
         step = torch.tensor([random.permutation(count, *key)[:trained] for key in keys]).view(-1, trained)
@@ -186,10 +185,7 @@ class GroupPaths(ComparedSamples):
 
     def _terms(self, atom: Tensor, row: Tensor, slot: Tensor, member: Tensor) -> PathTerms:
         device = self.state.device
-        step, surrogate_step = (value.cpu()[row, slot] for value in (self.step, self.surrogate_step))
-
-        def of_group(value: Tensor, place: Tensor) -> Tensor:
-            return to_device(value.cpu()[row, place], device)
+        step, surrogate_step = self.step[row, slot], self.surrogate_step[row, slot]
 
         def noise(purpose: str, own: Tensor) -> Tensor:
             sample = self.sample.cpu()[row, own]
@@ -205,21 +201,21 @@ class GroupPaths(ComparedSamples):
         return PathTerms(
             conditioning=self.conditioning.select(row),
             state=read(at(self.state, row, member, step)),
-            time=of_group(self.time, step),
-            time_next=of_group(self.time_next, step),
-            level=of_group(self.level, slot),
+            time=self.time[row, step],
+            time_next=self.time_next[row, step],
+            level=self.level[row, slot],
             fake_noise=noise("fake", member),
             noise=noise("policy", member),
-            reward_level=of_group(self.reward_level, slot),
+            reward_level=self.reward_level[row, slot],
             reward_noise=noise("reward", together),
             surrogate_state=read(at(self.next_state, row, member, surrogate_step)),
-            surrogate_time=of_group(self.time_next, surrogate_step),
-            surrogate_level=of_group(self.surrogate_level, slot),
+            surrogate_time=self.time_next[row, surrogate_step],
+            surrogate_level=self.surrogate_level[row, slot],
             surrogate_noise=noise("surrogate", together),
             surrogate_weight=to_device((surrogate_step + 1) / self.time.shape[1], device),
             number=to_device(step, device),
             value=to_device(self.value.cpu()[row, member], device),
-            atom=to_device(atom.unique(return_inverse=True)[1], device),
+            atom=atom.unique(return_inverse=True)[1],
             noised=noised,
             share=share_of(noised),
         )
@@ -231,21 +227,21 @@ class PathTerms(Batch):
 
     conditioning: Requests
     state: Tensor  # [M, ...] where a step of the policy begins
-    time: Tensor  # [M]
-    time_next: Tensor  # [M] where it ends
-    level: Tensor  # [M] to which its end is noised
+    time: Tensor = on_host()  # [M]
+    time_next: Tensor = on_host()  # [M] where it ends
+    level: Tensor = on_host()  # [M] to which its end is noised
     fake_noise: Tensor  # [M, ...] by what, where the fake score learns
     noise: Tensor  # [M, ...] and where the policy does
-    reward_level: Tensor  # [M] to which its end is noised for the surrogate
+    reward_level: Tensor = on_host()  # [M] to which its end is noised for the surrogate
     reward_noise: Tensor  # [M, ...] by what: equal in a group
     surrogate_state: Tensor  # [M, ...] where another step ended, which the surrogate learns from
-    surrogate_time: Tensor  # [M]
-    surrogate_level: Tensor  # [M]
+    surrogate_time: Tensor = on_host()  # [M]
+    surrogate_level: Tensor = on_host()  # [M]
     surrogate_noise: Tensor  # [M, ...] equal in a group
     surrogate_weight: Tensor  # [M] of that in its loss
     number: Tensor  # [M] long: which step the policy's is
     value: Tensor  # [M] advantages
-    atom: Tensor  # [M] long: equal in terms that are compared with each other, counted from 0
+    atom: Tensor = on_host()  # [M] long: equal in terms that are compared with each other, counted from 0
     noised: Tensor  # [M, ...] bool, or what broadcasts to it
     share: Tensor  # [M] of the elements that are noised
 

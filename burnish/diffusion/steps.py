@@ -121,7 +121,7 @@ def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
 
 def column(value: Tensor, like: Tensor) -> Tensor:
     """Values [B] that broadcast over rows [B, ...]."""
-    return value.view(-1, *[1] * (like.ndim - 1))
+    return to_device(value, like.device).view(-1, *[1] * (like.ndim - 1))
 
 
 class Multistep:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from burnish.rl.surrogates import ratio_of
+from burnish.types.batch import to_device
 
 Kind = Literal["sigmoid", "ipo"]
 
@@ -184,8 +185,8 @@ def group_preference(
         Loss per group [G], -log sigmoid(beta margin) / beta, in rising order of ids, and per group [G]:
         ``actor/implicit_acc``, ``rewards/margins`` (beta times the margin).
     """
-    ids, label = torch.unique(group, return_inverse=True)
-    count = error.new_zeros(len(ids)).index_add(0, label, torch.ones_like(error))
+    groups, label = _numbered(group, error)
+    count = error.new_zeros(groups).index_add(0, label, torch.ones_like(error))
     preferred = -advantage * (error - ref_error)
     margin = torch.zeros_like(count).index_add(0, label, preferred) / count
     with torch.no_grad():
@@ -270,13 +271,19 @@ def likelihood_weights(reward: Tensor, group: Tensor, temperature: float) -> Ten
     return _softmax_within(reward / temperature, group) * (group[:, None] == group).sum(1)
 
 
-def _softmax_within(logit: Tensor, group: Tensor) -> Tensor:
+def _numbered(group: Tensor, like: Tensor) -> tuple[int, Tensor]:
+    """How many groups there are, and the number of each term's [M], beside a tensor; nothing waits for ids on a CPU."""
     ids, label = torch.unique(group, return_inverse=True)
-    highest = logit.new_full((len(ids),), -torch.inf).scatter_reduce(0, label, logit, "amax")
+    return len(ids), to_device(label, like.device)
+
+
+def _softmax_within(logit: Tensor, group: Tensor) -> Tensor:
+    groups, label = _numbered(group, logit)
+    highest = logit.new_full((groups,), -torch.inf).scatter_reduce(0, label, logit, "amax")
     weight = (logit - highest[label]).exp()
-    return weight / weight.new_zeros(len(ids)).index_add(0, label, weight)[label]
+    return weight / weight.new_zeros(groups).index_add(0, label, weight)[label]
 
 
 def _average_within(value: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    ids, label = torch.unique(group, return_inverse=True)
-    return value.new_zeros(len(ids)).index_add(0, label, weight * value)[label]
+    groups, label = _numbered(group, value)
+    return value.new_zeros(groups).index_add(0, label, weight * value)[label]

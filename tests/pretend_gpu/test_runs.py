@@ -79,7 +79,12 @@ def test_a_run_learns_and_tells_what_the_cpu_tells(half: str, name: str, precisi
         ("language", "gspo", "rollout.max_new_tokens", 5, 25, 0.3, 2048),
         *seldom(("language", "grpo filters", "rollout.max_new_tokens", 5, 25, 1, 2048)),
         # an optimizer step reads its metrics all at once, which denoising steps its terms are, and the gradient's norm
-        *seldom(("generators", "flow_grpo sde", "trainer.epochs", 1, 5, 4, 600 * 1024)),
+        *seldom(
+            *(
+                ("generators", name, "trainer.epochs", 1, 5, 4, 600 * 1024)
+                for name in ("flow_grpo sde", "diffusion_nft", "crd", "dgpo", "tdm_r1", "draft", "srpo", "distill")
+            )
+        ),
         ("language", "grpo kl", "trainer.epochs", 1, 5, 4, 24 * 1024),
     ],
 )

@@ -99,10 +99,11 @@ class DiffusionDPO(ForwardProcess):
     def _error(self, velocity: Tensor, part: ForwardTerms) -> Tensor:
         """Of a velocity, or of the noise that it stands for: [M]."""
         from burnish.diffusion.losses import matching_error
+        from burnish.diffusion.steps import column
 
         error = matching_error(velocity, part.target, share=part.share)
         # the noise in x_t is x_t + (1 - t) v
-        return error if self.error == "velocity" else error * (1 - part.time).square()
+        return error if self.error == "velocity" else error * (1 - column(part.time, error)).square()
 
     def size(self, batch: JudgedSamples) -> int:
         return batch.time.numel()

@@ -185,6 +185,7 @@ class DGPO(WithOldPolicy):
         from burnish.rl.kl import gated_kl
         from burnish.rl.preference import group_preference, hold_clipped
         from burnish.rl.surrogates import squared_distance
+        from burnish.types.batch import to_device
 
         reference = part.target  # where neither the preference nor the KL reads it
         if self.reads_reference:
@@ -206,7 +207,7 @@ class DGPO(WithOldPolicy):
             if self.clip_kl:
                 distance = torch.where(held, distance.detach(), distance)
             distance = gated_kl(distance, part.kl_factor)
-            size = (part.atom[:, None] == part.atom).sum(1)
+            size = to_device((part.atom[:, None] == part.atom).sum(1), distance.device)
             total = total + self.kl_coef * (distance / size).sum()  # a group is one term: its average counts
         return summed(total, values)
 

@@ -140,6 +140,7 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         from burnish.diffusion.steps import diffuse_further
         from burnish.rl.preference import group_preference, hold_clipped
         from burnish.rl.surrogates import squared_distance
+        from burnish.types.batch import to_device
 
         begun = (part.surrogate_state, part.surrogate_noise, part.surrogate_time, part.surrogate_level)
         x, a, b = diffuse_further(*begun, part.noised)
@@ -153,7 +154,7 @@ class TDMR1(AdvantageAlgorithm, advantage="flow_group"):
         error, clipped = hold_clipped(error, before, part.value, clip=self.clip)
         error, astray = hold_astray(error, given, part.value, within_groups(distance, part.atom) > self.stray)
         by_group, reported = group_preference(error, given, part.value, part.atom, beta=self.beta)
-        preference = by_group[part.atom]  # once for each member: a group counts by its size
+        preference = by_group[to_device(part.atom, by_group.device)]  # once for each member: a group counts by its size
         loss = part.surrogate_weight * (preference + self.kl_coef * distance)
         found = {"surrogate/loss": preference, "surrogate/kl_loss": distance, "surrogate/matching_error": error,
                  "surrogate/clipfrac": clipped.float(), "surrogate/astrayfrac": astray.float()}  # fmt: skip
@@ -203,6 +204,8 @@ def within_groups(value: Tensor, group: Tensor) -> Tensor:
     """The mean of each term's group, [M], without gradient."""
     import torch
 
-    value = value.detach()
+    from burnish.types.batch import to_device
+
+    value, group = value.detach(), to_device(group, value.device)
     total = torch.zeros_like(value).index_add(0, group, value)
     return total[group] / (group[:, None] == group).sum(1)
