@@ -507,7 +507,7 @@ def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor
         raise TypeError(f"a surrogate returns a {type(found).__name__}; it must be a burnish.rl.surrogates.Surrogate")
     values = dict(found.metrics)
     if found.ratio is not None:
-        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}
+        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": (found.ratio - 1).square()}
     return found.loss * weight, values
 
 

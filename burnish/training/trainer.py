@@ -105,7 +105,7 @@ def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     named = [name.removeprefix("sum ") for name in sums if name.startswith("sum ")]
     metrics = {name: sums[f"sum {name}"] / sums[f"count {name}"] for name in named if sums[f"count {name}"]}
     for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
-        variance = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
+        variance = metrics.pop(name) - (metrics[name.replace("square", "mean")] - 1) ** 2
         metrics[name.replace("square", "std")] = max(variance, 0.0) ** 0.5
     for name, value in sums.items():
         if name.startswith("extreme ") and math.isfinite(value):  # of a rank that had terms
