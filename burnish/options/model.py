@@ -132,14 +132,14 @@ class CommonModelOptions:
                 f"model.family is {self.family!r}; remove it, or give one of {', '.join(['auto', *families])}",
             ),
             (
-                self.compile and run.sharding.offload and ranks == 1,
+                self.compile and run.sharding.offload,
                 "model.compile and sharding.offload are true, but compiled blocks are not shown to work rightly with "
                 "weights that come to the GPU block by block; leave one of them out",
             ),
             (
-                self.compile and ranks > 1,
-                f"model.compile is true, but the {ranks} processes of pools.train gather weights between blocks, which "
-                "compiled ones are not shown to do rightly; remove it, or train with one process",
+                self.compile and max(run.sharding.context_parallel, run.sharding.parts) > 1,
+                "model.compile is true, but sharding.context_parallel, expert_parallel and tensor_parallel split blocks, "
+                "which compiled ones are not shown to do rightly; leave one of them out",
             ),
             (
                 attention != "auto" and run.task != "text-to-image" and ranks > 1,

@@ -63,7 +63,6 @@ OPTIONS = {
     "put away": ("sd3", [FEWER, LOW, "model.offload=true"], ["model.offload is true", "cpu"]),
     "states put away": ("sd3", [FEWER, LOW, "optimizer.offload=true"], ["optimizer.offload is true", "cpu"]),
     "put away from gradients": ("sd3", [FEWER, LOW, "model.offload=true", CUDA, "algorithm=draft"], ["draft"]),
-    "compiled": ("llama", [FEWER, LOW, *RAY, "model.compile=true"], ["model.compile is true"]),
     "shards put away": ("sd3", [FEWER, LOW, CUDA, "sharding.offload=true"], ["quantised"]),
     "gathered": ("llama", [FEWER, LOW, *RAY, "sharding.gather=compute"], ["sharding.gather", "nothing is sharded"]),
     "sent": ("llama", [FEWER, LOW, "runtime=ray", "pools.rollout.processes=1"], ["pool"]),

@@ -100,7 +100,7 @@ EXPERTS = [*SFT, "model.router_aux_loss_coef=0.3"]
 WRITTEN = ["algorithm=flow_grpo", "algorithm.kl_coef=0.1", "model.networks=[transformer, pe]"]
 UNEVEN = ["trainer.micro_batch_size=1", "data.train_batch_size=1", "rollout.n=3"]  # ranks have one sample, and two
 GLM = [*WRITTEN[:2], "model.networks=[transformer, vision_language_encoder]", "rollout.height=64", "rollout.width=64"]
-ZERO = "zero_stage=3"
+ZERO, COMPILED = "zero_stage=3", "model.compile=true"
 REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl"]
 
 
@@ -122,6 +122,7 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
         ("reward_models", "qwen2_5_vl", REWARDS, 2, TWO), ("generators", "qwen-image", IMAGES, 4, TWO),
         ("generators", "flux", IMAGES, 4, TWO), ("generators", "flux2", IMAGES, 2, TWO),
         ("generators", "wan2.1", CLIP, 4, TWO), ("generators", "ltx", CLIP, 2, TWO),
+        ("language", "llama", [*SFT, COMPILED], 2, ZERO), ("generators", "flux", [*WRITTEN[:2], COMPILED, LORA], 2, ZERO),
     ),
 ])  # fmt: skip
 def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, layout, files, tmp_path):
