@@ -87,7 +87,7 @@ def _show(source: str, overrides: Sequence[str], limit: int, recipe: str | None)
         for line in _lines(prompt):
             terminal.say(line)
         terminal.say()
-    terminal.say(f"{len(prompts)} records, of which {len(prompts[:limit])} are shown")
+    terminal.say(f"{len(prompts[:limit])} of {terminal.counted(len(prompts), 'records')}")
     return 0
 
 

@@ -99,6 +99,8 @@ def load_object(path: str, what: str) -> Any:
         return GIVEN[name]
     if not names_code(path):
         raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
+    if is_file(where) and not checked_path(where).exists():
+        raise UserError(f"path of {what} is {path!r}, but there is no {where}; write it, or give another path")
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
