@@ -152,8 +152,6 @@ def _captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
 def _index(path: Path) -> Path:
     """The list of records in a folder: metadata.jsonl, as of kept samples and of datasets' image folders, or the only
     .jsonl, as of pairs, or .parquet below data, as of the hub's repositories; any other path as it is."""
-    if not path.is_dir():
-        return path
     named = path / "metadata.jsonl"
     lists = [named] if named.is_file() else [*path.glob("*.jsonl"), *path.glob("data/*.parquet")]
     return lists[0] if len(lists) == 1 else path

@@ -99,14 +99,12 @@ def load_object(path: str, what: str) -> Any:
         return GIVEN[name]
     if not names_code(path):
         raise UserError(f"path of {what} is {path!r}; write package.module:function or file.py:function")
-    if is_file(where) and not checked_path(where).exists():
-        raise UserError(f"path of {what} is {path!r}, but there is no {where}; write it, or give another path")
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
-        raise UserError(
-            f"path of {what} is {path!r}, but {where} fails to import: {reason(error)}; fix it, or give another path"
-        ) from error
+        lacks = is_file(where) and not Path(absolute(where)).exists()
+        why = f"there is no {where}; write" if lacks else f"{where} fails to import: {reason(error)}; fix"
+        raise UserError(f"path of {what} is {path!r}, but {why} it, or give another path") from error
     found = getattr(module, name, None)
     if not callable(found):
         near = difflib.get_close_matches(name, [one for one, value in vars(module).items() if callable(value)], n=1)
