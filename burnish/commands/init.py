@@ -97,15 +97,16 @@ def _fitting(read: Callable[[Sequence[str]], RunConfig], words: Sequence[str]) -
 def _recipe_of(model: str) -> str:
     """A recipe that trains this model, by policy gradients where there is one; "" if none does."""
     names = sorted(recipe_names(), key=lambda name: not name.endswith("grpo"))
-    return next((name for name in names if (context_of(name).tree.get("model") or {}).get("path") == model), "")
+    with terminal.progress("Looking for a recipe of this model"):
+        return next((name for name in names if (context_of(name).tree.get("model") or {}).get("path") == model), "")
 
 
 def _ask(name: str, question: str, default: str = "") -> str:
-    """An answer of whoever sits at the terminal."""
-    try:
-        answer = input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
-    except EOFError:
-        answer = ""
-    if not answer:
-        raise UserError(f"--{name} is not given, and nobody answers; give it")
+    """An answer of whoever sits at the terminal; without one it asks again."""
+    answer = ""
+    while not answer:
+        try:
+            answer = input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
+        except EOFError:
+            raise UserError(f"--{name} is not given, and nobody answers; give it") from None
     return answer

@@ -399,7 +399,8 @@ def opening_message(config: RunConfig, items: int, *, done: int) -> None:
         f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from}){begun}.\n"
         f"{_steps(config)}.\n"
         f"The run: {counted(config.steps * config.samples, learned)}, "
-        f"{counted(config.optimizer_steps, 'optimizer steps')}, {epochs:,.3g} epochs over {counted(items, holds)}."
+        f"{counted(config.optimizer_steps, 'optimizer steps')}, "
+        f"{epochs:,.3g} epoch{'s' * (epochs != 1)} over {counted(items, holds)}."
     )
     if config.rollout.filter_groups is not None:
         terminal.say("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")

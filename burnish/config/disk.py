@@ -106,8 +106,8 @@ def _prompts(option: str, config: RunConfig) -> None:
             hub.check()
             continue
         if not found.is_file() and not found.is_dir():
-            way = f"write it with: burnish data prepare {of_set}" if (of_set := named_by(path)) else ""
-            raise UserError(f"{option} is {path}, which is not there; {way or f'give {config.prompt_file}'}")
+            way = f"write it with: burnish data prepare {of_set}; or " if (of_set := named_by(path)) else ""
+            raise UserError(f"{option} is {path}, which is not there; {way}give {config.prompt_file}")
         if not os.access(found, os.R_OK):
             raise UserError(f"{option} is {path}, which is not readable; change its permissions or give another file")
 

@@ -130,8 +130,8 @@ def find_recipe(recipe: str) -> Path:
     near = inside[:3] or difflib.get_close_matches(recipe, recipe_names(), n=1)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(
-        f"recipe is {recipe}, which is none; {hint}give one that burnish recipes lists, such as quickstart, or the "
-        "path of a .yaml file; options come behind it"
+        f"recipe is {recipe}, which does not exist; {hint}give one that burnish recipes lists, such as quickstart, or "
+        "the path of a .yaml file; options come behind it"
     )
 
 

@@ -58,7 +58,7 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
     values = record.values
     key, value = asked(values, TEXT, keys.prompt_key)
     if not key:
-        raise ValueError(f"has no {keys.prompt_key or 'prompt'}; {listed(values)}")
+        raise ValueError(f"has no {keys.prompt_key or 'prompt'}; {listed(values, 'data.prompt_key')}")
     value = templated(keys.template, value, values)
     _, start_images = find(values, images, keys.images_key, "images_key")
     text, shown = _said(value, key, start_images, record)

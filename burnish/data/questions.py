@@ -62,7 +62,7 @@ def _asked(record: Record, options: LanguageDataOptions) -> tuple[str, Any]:
     key, value = asked(record.values, PROMPT, options.prompt_key)
     if not key:
         wanted = options.prompt_key or " or ".join(PROMPT)
-        raise ValueError(f"has no {wanted}; {listed(record.values)}")
+        raise ValueError(f"has no {wanted}; {listed(record.values, 'data.prompt_key')}")
     value = templated(options.template, value, record.values)
     if isinstance(value, str) and not value.strip():
         raise ValueError("has an empty prompt")

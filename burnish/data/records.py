@@ -131,7 +131,7 @@ def read_files(
             except ValueError as error:
                 problems.append(f"{record.where}: {error}")
         if record is None:
-            problems.append(f"{path}: holds no records")
+            problems.append(f"{path}: holds no records{'; name a file that is in it' if path.is_dir() else ''}")
     problems += check(found)
     if problems:
         raise data_error(problems)
@@ -151,11 +151,9 @@ def _captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
 
 def _index(path: Path) -> Path:
     """The list of records in a folder: metadata.jsonl, as of kept samples and of datasets' image folders, or the only
-    .jsonl, as of pairs; any other path as it is."""
-    if not path.is_dir():
-        return path
+    .jsonl, as of pairs, or .parquet below data, as of the hub's repositories; any other path as it is."""
     named = path / "metadata.jsonl"
-    lists = [named] if named.is_file() else list(path.glob("*.jsonl"))
+    lists = [named] if named.is_file() else [*path.glob("*.jsonl"), *path.glob("data/*.parquet")]
     return lists[0] if len(lists) == 1 else path
 
 
@@ -282,7 +280,7 @@ def _saved(path: Path) -> Iterator[dict[str, Any]]:
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
         raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
-    with understood(f"{path} is neither a file nor a folder that save_to_disk of the datasets library wrote"):
+    with understood(f"{path} is no folder that save_to_disk of the datasets library wrote; name a file that is in it"):
         return rows_of(datasets.Dataset.load_from_disk(str(path)), str(path))
 
 

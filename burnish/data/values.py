@@ -136,9 +136,9 @@ def _without_bytes(value: Any) -> Any:
     return [_without_bytes(one) for one in value if not isinstance(one, bytes)] if isinstance(value, list) else value
 
 
-def listed(keys: Mapping[str, Any]) -> str:
-    """The keys of a record, for messages."""
-    return f"its keys are {', '.join(map(repr, keys)) or 'none'}"
+def listed(keys: Mapping[str, Any], option: str = "") -> str:
+    """The keys of a record, for messages, and the option that chooses one."""
+    return f"its keys are {', '.join(map(repr, keys)) or 'none'}" + (f"; {option} chooses one" if option else "")
 
 
 def shown(value: Any) -> str:

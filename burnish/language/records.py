@@ -329,7 +329,7 @@ def drawn(record: Record, options: LanguageDataOptions, needs: LanguageNeeds, ho
     """
     key, value = asked(record.values, TEXT, options.prompt_key)
     if not key:
-        raise ValueError(f"has no {options.prompt_key or 'prompt'}; {listed(record.values)}")
+        raise ValueError(f"has no {options.prompt_key or 'prompt'}; {listed(record.values, 'data.prompt_key')}")
     value = templated(options.template, value, record.values)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")

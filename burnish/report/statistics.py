@@ -123,7 +123,7 @@ def votes(rows: Iterable[Row]) -> list[Measure]:
         if name != "reward":
             known = MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", 0)
             title, key = f"{known.title} by majority of {n}", f"val-aux/*/{name}/maj@{n}/mean"
-            measures.append(replace(known, title=title, key=key, better=0, about="only watched"))
+            measures.append(replace(known, title=title, key=key, better=0, about="logged only"))
     return measures
 
 

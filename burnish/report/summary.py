@@ -179,7 +179,7 @@ class Summary:
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
-                key, about = f"val-aux/*/{name}/mean@*", STATISTICS.get(name, "only watched")
+                key, about = f"val-aux/*/{name}/mean@*", STATISTICS.get(name, "" if weight else "logged only")
                 watched = name in STATISTICS and name not in self._weighted()
                 measures.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
         measures += [*votes(self.validated), VARIETY, LENGTH]

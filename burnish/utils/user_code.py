@@ -102,9 +102,9 @@ def load_object(path: str, what: str) -> Any:
     try:
         module = load_module(where)
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
-        raise UserError(
-            f"path of {what} is {path!r}, but {where} fails to import: {reason(error)}; fix it, or give another path"
-        ) from error
+        lacks = is_file(where) and not Path(absolute(where)).exists()
+        why = f"there is no {where}; write" if lacks else f"{where} fails to import: {reason(error)}; fix"
+        raise UserError(f"path of {what} is {path!r}, but {why} it, or give another path") from error
     found = getattr(module, name, None)
     if not callable(found):
         near = difflib.get_close_matches(name, [one for one, value in vars(module).items() if callable(value)], n=1)

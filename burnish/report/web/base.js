@@ -45,6 +45,11 @@ function number(value, digits) {
   return text.replaceAll("-", "−");
 }
 
+// one value in words: a count stays one
+function exact(value) {
+  return Number.isInteger(value) ? String(value).replace("-", "−") : number(value);
+}
+
 function signed(value, digits) {
   if (value === null || value === undefined) return "–";
   return (value > 0 ? "+" : "") + number(value, digits);
@@ -52,6 +57,7 @@ function signed(value, digits) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
   if (value < 100) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   const minutes = Math.round(value / 60);

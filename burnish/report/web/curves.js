@@ -40,7 +40,7 @@ board.views.curves = async function (place, context) {
     if (!shown.length) append(found, [element("p.soft", {}, "No metric has these words.")]);
     const same = Object.entries(curves.constant);
     if (same.length && !state.find) {
-      append(found, [details("The same at every update", element("p.soft", {}, same.map(([name, value]) => `${name} = ${number(value)}`).join(", ")))]);
+      append(found, [details("The same at every update", element("p.soft", {}, same.map(([name, value]) => `${name} = ${exact(value)}`).join(", ")))]);
     }
   };
   fill(place, element("div.tools", {}, search, many && chips("curves by", [["component", "by component"], ["source", "by data source"]],

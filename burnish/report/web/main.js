@@ -5,7 +5,10 @@ const EVERY = 2000; // milliseconds between looks for something new
 const TABS = [["overview", "Overview"], ["curves", "Curves"], ["gallery", "Gallery"], ["prompts", "Prompts"], ["groups", "Groups"], ["time", "System"], ["configuration", "Configuration"]];
 
 board.views.configuration = async function (place, context) {
-  fill(place, context.data.config ? element("pre", {}, context.data.config) : element("p", {}, "There is no config.yaml."));
+  fill(place, context.data.config ? element("pre.config", {}, context.data.config.split("\n").map((line) => {
+    const [, option, about] = /^(.*? {2}|)(# .*|)$/.exec(line) || [null, line, ""];
+    return element("span", {}, option, about && element("i", {}, about), "\n");
+  })) : element("p", {}, "There is no config.yaml."));
 };
 
 let follow = null, current = 0, shownHash = null;

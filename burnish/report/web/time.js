@@ -19,7 +19,7 @@ board.views.time = async function (place, context) {
   const colour = new Map(main.map((name, i) => [name, `c${i}`]));
   const curves = await context.curves();
   fill(place, element("h2", {}, "An update, on average"), averages(found, names, colour),
-    element("h2", {}, "Over the updates"), stacked(found, main, colour),
+    element("h2", {}, "Seconds of every update"), stacked(found, main, colour),
     element("h2", {}, "Who did what, when"), timeline(found, colour, (update) => {
       state.update = update;
       context.remember();
@@ -31,7 +31,7 @@ board.views.time = async function (place, context) {
 
 function drawn(curves, title, part, names) {
   const charts = curves.charts.filter((chart) => chart.part === part), look = plainView(curves.last);
-  const same = Object.entries(curves.constant).filter(([name]) => names.test(name)).map(([name, value]) => `${name} = ${number(value)}`);
+  const same = Object.entries(curves.constant).filter(([name]) => names.test(name)).map(([name, value]) => `${name} = ${exact(value)}`);
   return charts.length + same.length ? [element("h2", {}, title), element("div.charts.small", {}, charts.map((chart) => chartBox(look, () => chart))),
     same.length ? element("p.soft", {}, `The same at every update: ${same.join(", ")}.`) : null] : null;
 }
