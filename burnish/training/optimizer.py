@@ -208,8 +208,6 @@ def clip_gradients(networks: Sequence[tuple[Sequence[nn.Parameter], float | None
 
     With a non-finite norm, gradients are left as they are. Sharded gradients are clipped by their norm over all ranks.
     """
-    if not networks:
-        return []
     found = [[one.grad for one in parameters if one.grad is not None] for parameters, _ in networks]
     device = networks[0][0][0].device
     # read once: every comparison on a GPU would synchronise

@@ -36,11 +36,20 @@ def test_micro_batches_change_nothing_but_rounding(half, name, files):
             assert other[key] == (value and pytest.approx(value, rel=2e-2, abs=2e-4)), key
 
 
-HUGE = "def huge(samples, prompts):\n    return [1e38 * (i % 2) for i, _ in enumerate(samples)]\n"
+HUGE = """
+def huge(samples, prompts):
+    return [1e38 * (i % 2) * (prompt.answer == "1") for i, prompt in enumerate(prompts)]
+"""
 
 
 def test_steps_that_are_not_finite_are_skipped_and_several_end_the_run(files):
+    """Those of every second prompt."""
     (files / "huge.py").write_text(HUGE)
     huge = "rewards.huge={name: function, path: '{files}/huge.py:huge'}"
-    given = ["algorithm=grpo", "algorithm.advantage_std=none", "rewards.odd=null", huge, "steps=9"]
-    assert "finite" in TinyRun(files, "language", "llama", *given, name="diverged").train(status=2).message
+    given = ["algorithm=grpo", "algorithm.advantage_std=none", "rewards.odd=null", huge, "trainer.shuffle=false"]
+    given += ["data.shuffle=false", "data.train_max_samples=2", "trainer.max_skipped_updates=1"]
+    run = TinyRun(files, "language", "llama", *given, name="skipped")
+    run.train()
+    assert [row["actor/skipped_updates"] for row in run.metrics[1:]] == [1.0] * 3
+    run = TinyRun(files, "language", "llama", *given, "trainer.mini_batch_size=8", name="skipped")
+    assert "2 optimizer steps in a row" in run.train(status=2).message
