@@ -196,8 +196,6 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int, rate: 
     warm_up = int(options.warmup_steps * (total_steps if options.warmup_steps < 1 else 1))
     if step < warm_up:
         return options.lr * (step + 1) / warm_up
-    if not rate.moves:
-        return options.lr
     done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
     left: float = call(rate, done, step - warm_up)
     return options.min_lr + (options.lr - options.min_lr) * left

@@ -187,6 +187,8 @@ def test_no_sample_is_older_than_the_bound_and_none_is_made_for_nothing(depth, b
     for update, batch in enumerate(batches, 1):
         assert batch.update == update
         assert batch.metrics["pipeline/staleness/max"] == update - 1 - batch.version <= lag
+        assert (batch.metrics["timing_s/wait/admission"] > 0) == (lag < depth and update > 1 + lag)
+        assert all(0 <= batch.metrics[f"pipeline/idle_share/{who}"] <= 1 for who in ("trainer", "rollout"))
         # the samples are by the weights that they name
         again = sampled(source.rollout_worker.asked[update - 1], source.rollout_worker.versions[batch.version])
         assert torch.equal(batch.trace.latents, again.trace.latents)
@@ -242,7 +244,9 @@ def test_weights_may_be_published_while_the_loop_waits_for_them_but_not_never():
     source = pipelined(0)
     thread = threading.Timer(0.05, publish, (source, 0, START))
     thread.start()
-    assert source.rollout(1).metrics["timing_s/wait/publication"] > 0.02
+    metrics = source.rollout(1).metrics
+    assert metrics["timing_s/wait/publication"] > 0.02
+    assert metrics["pipeline/idle_share/trainer"] == 1
     thread.join()
     source = pipelined(1, timeout=0.2)
     publish(source, 0, START)

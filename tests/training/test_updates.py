@@ -2,6 +2,7 @@
 
 import pytest
 
+from burnish.training.trainer import length_metrics, signal_metrics, step_metrics
 from tests.golden.runs import HALVES
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
@@ -34,6 +35,16 @@ def test_micro_batches_change_nothing_but_rounding(half, name, files):
         assert one.keys() == other.keys()
         for key, value in one.items():
             assert other[key] == (value and pytest.approx(value, rel=2e-2, abs=2e-4)), key
+
+
+def test_metrics_of_a_step_are_means_extremes_and_shares_of_ranks():
+    sums = {"sum actor/ratio_mean": 6, "count actor/ratio_mean": 4, "sum actor/ratio_square": 10, "sum none": 0,
+            "count actor/ratio_square": 4, "count none": 0, "extreme 0 actor/ratio_max": 2, "report seen": 7,
+            "extreme 1 actor/ratio_max": 3, "extreme 2 actor/ratio_max": float("-inf")}  # fmt: skip
+    assert step_metrics(sums) == {"actor/ratio_mean": 1.5, "actor/ratio_std": 0.5, "actor/ratio_max": 3, "seen": 7}
+    assert list(length_metrics([6, 1, 1, 1, 5], 2).values()) == [6, 8, 2, 7, 7, 7]
+    power = "variance_proxy/proxy2_total_power"
+    assert list(signal_metrics({f"count {power}": 5, f"sum {power}": 45}, 1).values()) == [1, 2]
 
 
 HUGE = """
