@@ -18,7 +18,7 @@ SAVED = [  # options, and what they decide
     (["steps=7", "algorithm=flow_grpo"], {"steps": 7}),
     (["algorithm.noise_level=0.3", "algorithm=flow_grpo"], {"algorithm.noise_level": 0.3, "algorithm.clip": 1e-3}),
     (["algorithm={name: flow_grpo, clip: 0.01}"], {"algorithm.name": "flow_grpo", "algorithm.clip": 0.01}),
-    (["model.lora=null"], {"model.lora": None}), (["ema={}"], {"ema.decay": 0.9}),
+    (["model.lora=null", "pools.rollout=null"], {"model.lora": None}), (["ema={}"], {"ema.decay": 0.9}),
     (["ema={kind: warmup_cosine, warm_up: 2, steps: 3}", "profiler.steps=[30]", "optimizer.schedule=linear",
       "optimizer.schedule_updates=30", "optimizer.min_lr=2e-4"], {}),  # as far as they go
     (["rewards.strict={name: ocr, weight: -1.5}"], {"rewards.strict.name": "ocr", "rewards.strict.weight": -1.5}),

@@ -140,7 +140,7 @@ ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
     ("exact", [], "mine is 0 for all 6 samples"),
     ("late", ANSWERS, "to what is right"),
     ("near", [{"kind": "colours"}], ""),
-    ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
+    ("bright", [{"kind": "colours", "scorers": ["reward"]}], "reward gives"),  # it reads no prompt
     ("constant", [{"kind": "clauses"}], "the same"),
 ])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
