@@ -19,7 +19,7 @@ from burnish.models.tiny.build import write
 from burnish.options import ProfilerOptions
 from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import Cost, FlopCounter, peak_of
-from burnish.training.profiling import Meter, Profiler, Usage
+from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage
 from burnish.types.prompt import Prompt
 from tests.support.optional import seldom
 
@@ -100,6 +100,16 @@ def test_a_phase_uses_its_operations_by_its_seconds_and_the_peaks_of_all_ranks(m
     meter.add(Cost(10.0, 20.0))  # of no phase
     assert usage.metrics() == {"perf/mfu/actor_infer": 20 / (2 * 200), "perf/mfu/actor": 120 / (4 * 200)}
     assert usage.metrics() == {}
+
+
+def test_a_phase_holds_what_was_most_within_it(monkeypatch):
+    held = iter([1e9, 5e9, 2e9, 3e9, 9e9, 9e9])
+    monkeypatch.setattr("burnish.training.profiling.resident", lambda: next(held))
+    memory = PhaseMemory()
+    with memory.during("gen"), memory.during("reward"):
+        pass
+    found = [{name: value for name, value in memory.metrics().items() if "max" not in name} for _ in range(2)]
+    assert found == [{"perf/cpu_memory_gb/gen": 5.0, "perf/cpu_memory_gb/reward": 2.0}, {}]
 
 
 def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path):
