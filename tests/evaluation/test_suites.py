@@ -119,6 +119,7 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     ({"sanity_checks": [{"kind": "colours", "form": "<{}>"}, {"kind": "answers", "form": "x"}]}, ["alone", "no {}"]),
     ({"task": "text-to-image", "instruction": "x"}, ["responding is never", "instruction is never"]),
     ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
+    ({"scorers": {"exact": {}}, "primary_metric": "exact", "asked": [{"prompt": "x"}]}, ["scorer exact", "answer"]),
     ({"prompts": "prepared:genevall"}, ["geneval"]), ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
