@@ -39,10 +39,12 @@ def test_states_on_the_host_step_as_they_would_here_and_leave_what_has_no_gradie
     mine, other = network(), network()
     copies = {torch.nn.Parameter(weight.detach().clone()): weight for weight in mine}
     optimizers = HostStates(torch.optim.AdamW(list(copies), lr=0.1), copies), torch.optim.AdamW(other, lr=0.1)
-    for _ in range(2):
+    for number in range(3):
+        for weights in (mine, other):
+            weights[0].data.mul_(0.5)  # as what is loaded is another
+            weights[1].grad = None if number == 1 else torch.full((5,), 1.0 + number)
         for optimizer in optimizers:
             optimizer.step()
-        mine[1].grad = other[1].grad = None  # which the second step leaves alone
     assert all(map(torch.equal, mine, other))
 
 
