@@ -29,6 +29,7 @@ SAVED = [  # options, and what they decide
     (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1}"],
      {"async_rollout.depth": 3}),
     (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
+    (["algorithm=awm", "data.scores={reward: 1, other: 0}"], {"data.scores.other": 0.0}),
     (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),
     (["mixing.rule=product", "rewards.border_darkness.weight=0.5",
       "rewards.ocr.schedule={points: [[1, 0.0], [9, 1.0]]}"], {}),
