@@ -83,6 +83,8 @@ def test_a_recipe_is_laid_over_what_it_extends(recipe, tmp_path):
     assert (config.steps, config.algorithm.clip) == (40, 1e-2), "the variant, then the recipe's own option"
     back = burnish.load(other, "algorithm=diffusion_nft")
     assert (back.algorithm.beta, back.steps) == (0.5, 30)
+    told = "algorithm: sft\nmodel: {path: a}\ndata: {train_files: b.jsonl}\nrewards: {mine: {name: exact}}\n"
+    assert burnish.load(write(tmp_path, "own.yaml", told)).task == "image-text-to-text", "others have no such reward"
     write(tmp_path, "lower.yaml", "extends: small.yaml\nrollout: {n: many}\n")
     with pytest.raises(ValueError, match=r"upper\.yaml") as error:
         burnish.load(write(tmp_path, "upper.yaml", "extends: lower.yaml\noptimizer: {lr: 0}\n"))
