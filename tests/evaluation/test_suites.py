@@ -149,7 +149,7 @@ def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity
     asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks, alive=None if sanity_checks else "mine")
     result = suites.evaluate("out", half=half)
-    assert result["valid"] == (not why)
+    assert (result["valid"], result["missing"]["mine"]) == (not why, 6 if scorer == "nothing" else 0)
     assert why in " ".join(result.get("why_not", [""]))
     assert ("This result is not to be believed" in suites.told) == bool(why)
 
@@ -161,7 +161,9 @@ def valued(values, source="all"):
 def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
     values = [(7 * i % 50) / 50 for i in range(50)]
     suites.write(asked=valued(values), n=2)
-    overall = suites.evaluate("many")["overall"]
+    many = suites.evaluate("many")
+    assert (many["prompts"], many["samples"]) == (50, 100)
+    overall = many["overall"]
     half = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
     assert overall["value"] == pytest.approx(statistics.mean(values))
     assert overall["low"] == pytest.approx(overall["value"] - half, abs=0.15 * half)
