@@ -4,6 +4,7 @@ import io
 import random as chance
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -203,6 +204,9 @@ def test_a_resumed_run_goes_on_bit_by_bit_however_long_anything_takes(depth, bou
     assert [facts(batch) for batch in fast] == [facts(batch) for batch in batches]
     assert torch.equal(same, weights)
     for update, (state, so_far) in states.items():
+        lag = depth if bound is None else min(depth, bound)
+        assert len(state.get("ahead", [])) == min(lag, 8 - update), "those of the newest weights are sampled again"
+        assert len(state.get("replay", [])) <= how.get("replay", 0)
         resumed = pipelined(depth, bound, rollout_worker=RemoteBatch(seed=update), **how)
         resumed.load_state_dict(state)
         rest, arrived, later = train(resumed, update + 1, 8, so_far, save_at=[7])
@@ -212,6 +216,14 @@ def test_a_resumed_run_goes_on_bit_by_bit_however_long_anything_takes(depth, bou
         assert all(asked.version >= update for asked in resumed.rollout_worker.asked)
         if update < 7:
             assert later[7][0]["position"] == states[7][0]["position"]
+
+
+def test_samples_that_go_on_are_a_group_of_their_own_and_nobody_gets_their_numbers():
+    schedule = PromptSchedule(stream=Stream(PROMPTS[:2], 2, seed=0, shuffle=True), n=3)
+    first = schedule.request(1, 0, Counter())
+    both = schedule.request(2, 1, Counter(), [first.select([3, 4, 5])])
+    assert (both.group.tolist(), both.groups) == ([0, 0, 0, 1, 1, 1, 2, 2, 2], 3)
+    assert len({(one.uid, number) for one, number in zip(both.prompts, both.sample.tolist(), strict=True)}) == 9
 
 
 def test_batches_of_a_checkpoint_are_trained_on_though_a_bound_was_lowered():
