@@ -167,7 +167,7 @@ def plain(state: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
     """A state as JSON with references to its tensors, and these by name."""
     tensors: dict[str, Tensor] = {}
     content = {name: _plain(value, name, tensors) for name, value in state.items()}
-    return json.dumps(content, allow_nan=False).encode(), tensors
+    return json.dumps(content).encode(), tensors
 
 
 def read(path: Path, files: Mapping[str, FileEntry]) -> dict[str, Any]:

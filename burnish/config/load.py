@@ -210,8 +210,8 @@ def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> di
     for file, layer in reversed(layers):
         if "steps" in layer and at(layer, "data", "epochs") is None and at(tree, "data", "epochs") is not None:
             tree["data"] = without(tree["data"], "epochs")
-        replaced = [parts[kind] for kind in parts if at(layer, "algorithm", kind) is not None]
-        if replaced and isinstance(tree.get("algorithm"), dict):
+        if isinstance(tree.get("algorithm"), dict):
+            replaced = [parts[kind] for kind in parts if at(layer, "algorithm", kind) is not None]
             gone = {option for part in replaced for option in fields(part)} - {"name"}
             tree["algorithm"] = without(tree["algorithm"], *gone)
         if file:

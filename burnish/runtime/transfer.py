@@ -50,7 +50,7 @@ class PromptNumbers:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        return {id(prompt): place for place, prompt in enumerate(self._prompts) if _embeds(prompt)}
+        return {id(prompt): place for place, prompt in enumerate(self._prompts)}
 
     def numbered(self, batch: T) -> T:
         """The same with numbers in place of prompts."""

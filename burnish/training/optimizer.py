@@ -196,8 +196,6 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int, rate: 
     warm_up = int(options.warmup_steps * (total_steps if options.warmup_steps < 1 else 1))
     if step < warm_up:
         return options.lr * (step + 1) / warm_up
-    if not rate.moves:
-        return options.lr
     done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
     left: float = call(rate, done, step - warm_up)
     return options.min_lr + (options.lr - options.min_lr) * left
@@ -208,8 +206,6 @@ def clip_gradients(networks: Sequence[tuple[Sequence[nn.Parameter], float | None
 
     With a non-finite norm, gradients are left as they are. Sharded gradients are clipped by their norm over all ranks.
     """
-    if not networks:
-        return []
     found = [[one.grad for one in parameters if one.grad is not None] for parameters, _ in networks]
     device = networks[0][0][0].device
     # read once: every comparison on a GPU would synchronise

@@ -370,8 +370,6 @@ class Trainer:
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Skip the step: one non-finite batch must not end a run; several in a row do."""
         self.skipped_in_a_row += 1
-        for group in self.groups:
-            group.zero_grad()
         if self.skipped_in_a_row > self.options.max_skipped_updates:
             shown = ", ".join(f"{name} {norm}" for name, norm in norms.items())
             raise Diverged(

@@ -105,6 +105,13 @@ def test_tensors_and_a_state_that_lie_are_refused_before_memory_is_taken(path):
             (path / name).write_bytes(content)
             refused(path)
         (path / name).write_bytes(good)
+    files = {TENSORS.replace("00000", f"0000{rank}"): {} for rank in range(2)}
+    lies = ((0, "F32", "lacks a part"), (4, "I32", "another shape or type"))
+    for name, (start, kind, words) in zip(files, lies, strict=True):
+        places = {"places": json.dumps({"a": [[start], [8]]})}
+        (path / name).write_bytes(header(__metadata__=places, a=ROW | {"dtype": kind}) + bytes(16))
+        forge(path, files={one: {} for one in files if (path / one).exists()})
+        assert words in said(path)
 
 
 def test_a_part_that_lacks_is_named_before_a_run_goes_on(copy, path):

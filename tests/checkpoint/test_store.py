@@ -73,6 +73,9 @@ def test_the_newest_are_kept_and_the_best(files):
     (reward,) = (name for name in scores[0] if name.startswith("val-core/") and name.endswith("reward/mean@1"))
     best = max(range(1, 6), key=lambda update: (scores[update][reward], update))
     assert kept(run.output) == sorted({best, 5})
+    for update in (best, 5):
+        manifest = json.loads((run.output / "checkpoints" / f"{update:08d}" / MANIFEST).read_text())
+        assert (manifest["score"], manifest["unvalidated"]) == (pytest.approx(scores[update][reward]), None)
 
 
 @pytest.mark.parametrize(("options", "saved", "left"), [

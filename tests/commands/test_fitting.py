@@ -7,6 +7,7 @@ import pytest
 import burnish as package
 from burnish.commands.fitting import Fit, NoForecast
 from burnish.config import load
+from burnish.config.batches import layouts
 from burnish.plan.advice import Chosen, Tried
 from burnish.plan.counter import Peak
 from burnish.plan.forecast import Forecast, PoolForecast
@@ -78,6 +79,21 @@ def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatc
     settled(40, resumes=True)  # a run that goes on has shown whether it fits
     monkeypatch.setattr(AtOnce, "fails", "KeyError: a model that nobody knows")
     assert "KeyError" in settled(40)[1], "a forecast that fails ends no run"
+
+
+ALL, FOUR = "model.lora=null", "pools.train.processes=4"
+TWICE = "pools.train={nodes: 2, processes: 4}"
+
+
+@pytest.mark.parametrize(("options", "sizes", "stages"), [
+    ([TWICE], [1, 4, None], [3]), ([TWICE, ALL], [4, None], [1, 2, 3]), ([FOUR, ALL], [None], [1, 2, 3]),
+    ([FOUR, "sharding.context_parallel=2"], [None], [3]), ([FOUR, "sharding.offload=true"], [None], [3]),
+    (["pools.train={nodes: 2, processes: 3}", "sharding.tensor_parallel=2"], [1, None], [3]),
+], ids=str)  # fmt: skip
+def test_the_least_traffic_between_ranks_is_tried_first(options, sizes, stages):
+    found = [(one["sharding.shard_size"], one["sharding.zero_stage"])
+             for one in layouts(package.load("quickstart", "runtime=ray", *options))]  # fmt: skip
+    assert found == [(size, stage) for size in sizes for stage in stages]
 
 
 def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(files):

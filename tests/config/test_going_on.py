@@ -90,13 +90,30 @@ def test_one_process_at_a_time_trains_in_a_folder(files):
     run.train("steps=2")
 
 
+CLASS = """
+from burnish.rewards.base import Score
+from burnish.rewards.text.base import LanguageReward
+
+
+class Own(LanguageReward):
+    def score(self, responses, prompts):
+        return [Score(0.5) for _ in responses]
+"""
+
+
 def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(files, tmp_path, caplog):
     code = tmp_path / "rewards.py"
     code.write_text((files / "rewards.py").read_text())
-    run = begun(files, "functions", f"rewards.odd.path={code}:odd", steps=1)
+    own, moved = tmp_path / "own.py", tmp_path / "moved" / "own.py"
+    own.write_text(CLASS)
+    options = [f"rewards.odd.path={code}:odd", f"rewards.own.name={own}:Own"]
+    run = begun(files, "functions", *options, steps=1)
     code.write_text(code.read_text() + "# other\n")
     run.train("steps=2")
     assert f"rewards.odd ({code}:odd)" in caplog.text
     caplog.clear()
+    moved.parent.mkdir()
+    own.rename(moved)
+    run.options = [option.replace(str(own), str(moved)) for option in run.options]
     run.train("steps=3")
-    assert "rewards.odd" not in caplog.text, "it is said once"
+    assert "rewards.o" not in caplog.text, "it is said once, and a class is the same where its file lies now"

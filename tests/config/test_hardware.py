@@ -1,5 +1,6 @@
 """GPUs: what a recipe states about its machine, what gpus=N makes of it, and machines that have too few of them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,23 @@ def test_gpus_compose_what_a_recipe_states_below_the_command_line():
     assert package.load("qwen25_vl/grpo", "gpus=8", "sharding.gather=exact").sharding.gather == "exact"
     twice = package.load("qwen25_vl_72b/grpo", "gpus=128").pools
     assert (twice.train.nodes, twice.rollout.nodes, twice.rollout.gpus) == (12, 4, 8)
+    for recipe, *words in (("quickstart", "gpus=12"), ("qwen25_vl_72b/grpo", "gpus=8", "nodes=9")):
+        with pytest.raises(ValueError, match=r"gpus is (12, more|72, but this recipe has pools for 64)"):
+            package.load(recipe, *words)
+
+
+STATED = [{"gpus": number, "memory_gb": memory, "options": [f"optimizer.lr={lr}", "sharding.gather=compute"]}
+          for number, memory, lr in ((1, 24, 1e-4), (1, 80, 2e-4), (8, 80, 3e-4))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "lr"), [
+    (["gpus=1"], 1e-4), (["gpus=1", "memory=80GB"], 2e-4), (["gpus=1", "memory=24GB"], 1e-4), (["gpus=6"], 1e-4),
+    (["gpus=2", "nodes=8"], 3e-4), (["gpus=1", "memory=16GB"], 2e-4),
+], ids=str)  # fmt: skip
+def test_of_several_machines_the_nearest_that_is_not_larger_gives_its_options(words, lr, tmp_path):
+    (tmp_path / "stated.yaml").write_text(json.dumps({"extends": "quickstart", "hardware": STATED}))
+    config = package.load(str(tmp_path / "stated.yaml"), *words)
+    assert (config.optimizer.lr, config.sharding.gather == "exact") == (lr, "gpus=1" in words)
 
 
 def test_a_machine_that_cannot_run_a_recipe_refuses_it_with_the_command_for_one_that_can(monkeypatch, tmp_path):

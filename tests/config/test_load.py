@@ -18,7 +18,9 @@ SAVED = [  # options, and what they decide
     (["steps=7", "algorithm=flow_grpo"], {"steps": 7}),
     (["algorithm.noise_level=0.3", "algorithm=flow_grpo"], {"algorithm.noise_level": 0.3, "algorithm.clip": 1e-3}),
     (["algorithm={name: flow_grpo, clip: 0.01}"], {"algorithm.name": "flow_grpo", "algorithm.clip": 0.01}),
-    (["model.lora=null"], {"model.lora": None}), (["ema={}"], {"ema.decay": 0.9}),
+    (["model.lora=null", "pools.rollout=null"], {"model.lora": None}), (["ema={}"], {"ema.decay": 0.9}),
+    (["ema={kind: warmup_cosine, warm_up: 2, steps: 3}", "profiler.steps=[30]", "optimizer.schedule=linear",
+      "optimizer.schedule_updates=30", "optimizer.min_lr=2e-4"], {}),  # as far as they go
     (["rewards.strict={name: ocr, weight: -1.5}"], {"rewards.strict.name": "ocr", "rewards.strict.weight": -1.5}),
     (["output_dir='1e-4'", "optimizer.eps=1e-30", "seed=1_000"],
      {"output_dir": "1e-4", "optimizer.eps": 1e-30, "seed": 1000}),
@@ -27,6 +29,7 @@ SAVED = [  # options, and what they decide
     (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1}"],
      {"async_rollout.depth": 3}),
     (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
+    (["algorithm=awm", "data.scores={reward: 1, other: 0}"], {"data.scores.other": 0.0}),
     (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),
     (["mixing.rule=product", "rewards.border_darkness.weight=0.5",
       "rewards.ocr.schedule={points: [[1, 0.0], [9, 1.0]]}"], {}),
@@ -42,7 +45,8 @@ def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, options,
     """Defaults, then recipe, then variant, then command line, in any order."""
     config = burnish.load(recipe, *options)
     assert {option: value_of(config, option) for option in values} == values
-    (tmp_path / "saved.yaml").write_text(command("config", recipe, *options).out)
+    (tmp_path / "saved.yaml").write_text(text := command("config", recipe, *options).out)
+    assert not re.search("[^#\n]{71}#", text), "words stand above long lines"
     assert burnish.load(str(tmp_path / "saved.yaml")) == config
 
 
@@ -51,6 +55,7 @@ def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, options,
     ("{exact: {}, format: {}}", {"exact": 1.0, "format": 0.1}),
     ("{exact: {weight: 0}}", {"exact": 0.0, "format": 0.1, "numeric": 0.9}),  # watched beside them
     ("{format: {weight: 0.5}}", {"format": 0.5, "numeric": 0.9}),
+    ("{exact: {weight: 0, weight_by: {sum: 1}}}", {"exact": 0.0}),
 ])  # fmt: skip
 def test_own_rewards_replace_those_of_the_extended_recipe(tmp_path, caplog, rewards, kept):
     own = tmp_path / f"{len(kept)}{len(rewards)}.yaml"
@@ -78,6 +83,8 @@ def test_a_recipe_is_laid_over_what_it_extends(recipe, tmp_path):
     assert (config.steps, config.algorithm.clip) == (40, 1e-2), "the variant, then the recipe's own option"
     back = burnish.load(other, "algorithm=diffusion_nft")
     assert (back.algorithm.beta, back.steps) == (0.5, 30)
+    told = "algorithm: sft\nmodel: {path: a}\ndata: {train_files: b.jsonl}\nrewards: {mine: {name: exact}}\n"
+    assert burnish.load(write(tmp_path, "own.yaml", told)).task == "image-text-to-text", "others have no such reward"
     write(tmp_path, "lower.yaml", "extends: small.yaml\nrollout: {n: many}\n")
     with pytest.raises(ValueError, match=r"upper\.yaml") as error:
         burnish.load(write(tmp_path, "upper.yaml", "extends: lower.yaml\noptimizer: {lr: 0}\n"))
@@ -98,10 +105,13 @@ def test_samples_of_older_weights_are_corrected_unless_the_user_says_otherwise(r
         options = {field.name for field in dataclasses.fields(lookup(kind, name))}
         if "rollout_correction" not in options or name in ("distill", "gold"):
             continue
-        assert burnish.load(recipe_, chosen, *AHEAD).algorithm.rollout_correction.weights == "step", name
+        correction = burnish.load(recipe_, chosen, *AHEAD).algorithm.rollout_correction
+        assert (correction.weights, correction.mode) == ("step", "decoupled"), name
         assert burnish.load(recipe_, chosen).algorithm.rollout_correction is None
         off = burnish.load(recipe_, chosen, *AHEAD, "algorithm.rollout_correction=null")
         assert off.algorithm.rollout_correction is None
+    own = ("algorithm=" + ("grpo" if "vlm" in recipe_ else "flow_grpo"), "algorithm.old_logprob=sampler")
+    assert burnish.load(recipe_, *own, *AHEAD).algorithm.rollout_correction.mode == "bypass"
 
 
 def test_every_option_of_another_trainer_leads_to_one_of_ours():

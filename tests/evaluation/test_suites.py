@@ -4,10 +4,12 @@ import json
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from burnish.types.prompt import Prompt
 from tests.support.tiny_run import TinyRun, burnish
 
 SCORERS = """
@@ -92,7 +94,7 @@ def suites(files, tmp_path):
 
 
 def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
-    from burnish.evaluation.suite import read_suite, suite_names
+    from burnish.evaluation.suite import chosen, read_suite, suite_names
 
     listed, sets = burnish("eval", "--list").out, burnish("data", "list").out
     for name in suite_names():
@@ -101,6 +103,8 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
         assert all([suite.about, suite.licence, suite.sanity_checks]), "nothing would tell a broken scorer"
         prompts = str(suite.prompts)
         assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
+    asked, some = [Prompt(text=word) for word in WORDS], replace(suite, max_prompts=3)
+    assert chosen(some, asked) == chosen(some, asked[::-1])[::-1] != asked[:3], "by what they say"
 
 
 @pytest.mark.parametrize(("change", "names"), [
@@ -110,9 +114,12 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     ({"task": "text-to-text"}, ["task is text-to-text"]),
     ({"responding": {"temperature": "many"}}, ["responding.temperature is many"]),
     ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean data.answer_key"]),
-    ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
-    ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
+    ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]), ({"scorers": {}}, ["no scorers"]),
+    ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]), ({"folder": "x"}, ["has folder"]),
+    ({"sanity_checks": [{"kind": "colours", "form": "<{}>"}, {"kind": "answers", "form": "x"}]}, ["alone", "no {}"]),
+    ({"task": "text-to-image", "instruction": "x"}, ["responding is never", "instruction is never"]),
     ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
+    ({"scorers": {"exact": {}}, "primary_metric": "exact", "asked": [{"prompt": "x"}]}, ["scorer exact", "answer"]),
     ({"prompts": "prepared:genevall"}, ["geneval"]), ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
@@ -130,18 +137,19 @@ ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
     ("ignores_prompts", ANSWERS, "mine gives"),
     ("ignores_samples", ANSWERS, "mine gives"),
     ("constant", ANSWERS, "mine gives right and wrong the same"),
-    ("nothing", ANSWERS, "gives no value"),
+    ("nothing", ANSWERS, "gives no value where it has to"), ("nothing", [], "6 of 6 values of mine are missing"),
+    ("exact", [], "mine is 0 for all 6 samples"),
     ("late", ANSWERS, "to what is right"),
     ("near", [{"kind": "colours"}], ""),
-    ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
+    ("bright", [{"kind": "colours", "scorers": ["reward"]}], "reward gives"),  # it reads no prompt
     ("constant", [{"kind": "clauses"}], "the same"),
 ])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
-    half = "language" if sanity_checks is ANSWERS else "generators"
+    half = "language" if sanity_checks in ([], ANSWERS) else "generators"
     asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
-    suites.write(scorer, asked, half, sanity_checks=sanity_checks)
+    suites.write(scorer, asked, half, sanity_checks=sanity_checks, alive=None if sanity_checks else "mine")
     result = suites.evaluate("out", half=half)
-    assert result["valid"] == (not why)
+    assert (result["valid"], result["missing"]["mine"]) == (not why, 6 if scorer == "nothing" else 0)
     assert why in " ".join(result.get("why_not", [""]))
     assert ("This result is not to be believed" in suites.told) == bool(why)
 
@@ -153,17 +161,21 @@ def valued(values, source="all"):
 def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
     values = [(7 * i % 50) / 50 for i in range(50)]
     suites.write(asked=valued(values), n=2)
-    overall = suites.evaluate("many")["overall"]
+    many = suites.evaluate("many")
+    assert (many["prompts"], many["samples"]) == (50, 100)
+    overall = many["overall"]
     half = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
     assert overall["value"] == pytest.approx(statistics.mean(values))
     assert overall["low"] == pytest.approx(overall["value"] - half, abs=0.15 * half)
     assert overall["high"] == pytest.approx(overall["value"] + half, abs=0.15 * half)
     suites.write(asked=valued([0.0] * 5, "small") + valued([1.0] * 15, "large"), aggregation="tasks", version=2)
-    tasks = suites.evaluate("tasks")["overall"]
-    assert (tasks["value"], tasks["low"], tasks["high"]) == (0.5, 0.5, 0.5)  # prompts are drawn within tasks
-    suites.write(asked=valued([0.0, 1.0, 1.0, 1.0]), version=3)
-    few = suites.evaluate("few")["overall"]
-    assert (few["value"], few.get("low")) == (0.75, None)
+    tasks = suites.evaluate("tasks")
+    for found, value in ((tasks["overall"], 0.5), (tasks["tasks"]["small"], 0.0)):
+        assert (found["value"], found["low"], found["high"]) == (value,) * 3  # prompts are drawn within tasks
+    suites.write(asked=valued([0.0, 1.0, 1.0, 1.0]) + valued([0.0], "alone"), version=3)
+    few = suites.evaluate("few")
+    for found, value in ((few["overall"], 0.6), (few["tasks"]["all"], 0.75)):
+        assert (found["value"], found["low"]) == (pytest.approx(value), None)
 
 
 def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
@@ -185,9 +197,11 @@ def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
         header.write_text(sound)
         assert "not of this version" in said
     records = suites.folder / "before" / "samples.jsonl"
-    records.write_bytes(records.read_bytes()[:-20])
-    said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after", status=2).message
-    assert re.search(r"not complete: \d+ of \d+ batches", said)
+    raw = records.read_bytes()
+    for damaged in (raw[:-20], re.sub(rb'"mine": [\d.]+', b'"mine": "0"', raw)):
+        records.write_bytes(damaged)
+        said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after", status=2).message
+        assert re.search(r"not complete: \d+ of \d+ batches", said)
 
 
 def test_another_evaluation_is_not_mixed_in(suites):

@@ -4,6 +4,7 @@ import io
 import random as chance
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -187,6 +188,8 @@ def test_no_sample_is_older_than_the_bound_and_none_is_made_for_nothing(depth, b
     for update, batch in enumerate(batches, 1):
         assert batch.update == update
         assert batch.metrics["pipeline/staleness/max"] == update - 1 - batch.version <= lag
+        assert (batch.metrics["timing_s/wait/admission"] > 0) == (lag < depth and update > 1 + lag)
+        assert all(0 <= batch.metrics[f"pipeline/idle_share/{who}"] <= 1 for who in ("trainer", "rollout"))
         # the samples are by the weights that they name
         again = sampled(source.rollout_worker.asked[update - 1], source.rollout_worker.versions[batch.version])
         assert torch.equal(batch.trace.latents, again.trace.latents)
@@ -201,6 +204,9 @@ def test_a_resumed_run_goes_on_bit_by_bit_however_long_anything_takes(depth, bou
     assert [facts(batch) for batch in fast] == [facts(batch) for batch in batches]
     assert torch.equal(same, weights)
     for update, (state, so_far) in states.items():
+        lag = depth if bound is None else min(depth, bound)
+        assert len(state.get("ahead", [])) == min(lag, 8 - update), "those of the newest weights are sampled again"
+        assert len(state.get("replay", [])) <= how.get("replay", 0)
         resumed = pipelined(depth, bound, rollout_worker=RemoteBatch(seed=update), **how)
         resumed.load_state_dict(state)
         rest, arrived, later = train(resumed, update + 1, 8, so_far, save_at=[7])
@@ -210,6 +216,14 @@ def test_a_resumed_run_goes_on_bit_by_bit_however_long_anything_takes(depth, bou
         assert all(asked.version >= update for asked in resumed.rollout_worker.asked)
         if update < 7:
             assert later[7][0]["position"] == states[7][0]["position"]
+
+
+def test_samples_that_go_on_are_a_group_of_their_own_and_nobody_gets_their_numbers():
+    schedule = PromptSchedule(stream=Stream(PROMPTS[:2], 2, seed=0, shuffle=True), n=3)
+    first = schedule.request(1, 0, Counter())
+    both = schedule.request(2, 1, Counter(), [first.select([3, 4, 5])])
+    assert (both.group.tolist(), both.groups) == ([0, 0, 0, 1, 1, 1, 2, 2, 2], 3)
+    assert len({(one.uid, number) for one, number in zip(both.prompts, both.sample.tolist(), strict=True)}) == 9
 
 
 def test_batches_of_a_checkpoint_are_trained_on_though_a_bound_was_lowered():
@@ -242,7 +256,9 @@ def test_weights_may_be_published_while_the_loop_waits_for_them_but_not_never():
     source = pipelined(0)
     thread = threading.Timer(0.05, publish, (source, 0, START))
     thread.start()
-    assert source.rollout(1).metrics["timing_s/wait/publication"] > 0.02
+    metrics = source.rollout(1).metrics
+    assert metrics["timing_s/wait/publication"] > 0.02
+    assert metrics["pipeline/idle_share/trainer"] == 1
     thread.join()
     source = pipelined(1, timeout=0.2)
     publish(source, 0, START)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from burnish.utils.images import grid
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -188,14 +189,16 @@ def test_clips_sounds_and_edited_images_are_scored_written_and_shown(name, optio
     if name == "longcat-audio":
         with wave.open(str(tmp_path / "pictures" / "000-00.wav")) as sound:
             assert sound.getframerate() == json.loads((files / name / "vae" / "config.json").read_text())["sample_rate"]
-    assert (tmp_path / "grid.png").stat().st_size
+    sheet = np.asarray(Image.open(tmp_path / "grid.png"))
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len({row["reward"] for row in rows}) == 2
-    for number, row in enumerate(rows) if name == "instruct-pix2pix" else ():
-        shown = [
-            np.asarray(Image.open(tmp_path / "pictures" / f"{number:03d}-{part}.png")) for part in ("00", "input-0")
-        ]
-        np.testing.assert_array_equal(shown[1], np.asarray(Image.open(files / f"{number}.png")))
-        assert row["reward"] == pytest.approx(shown[0].mean() - shown[1].mean())
+    cells = [np.asarray(Image.open(file)) for file in sorted((tmp_path / "pictures").glob("*.png"))]
+    if name == "instruct-pix2pix":
+        cells = [cells[i] for i in (1, 0, 3, 2)]  # what a row begins from comes first
+        np.testing.assert_array_equal(sheet, np.asarray(grid(cells, columns=2, labels=["a cat", "darker"])))
+    for number, row in enumerate(rows) if cells else ():
+        begun, shown = cells[2 * number : 2 * number + 2]
+        np.testing.assert_array_equal(begun, np.asarray(Image.open(files / f"{number}.png")))
+        assert row["reward"] == pytest.approx(shown.mean() - begun.mean())
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["val-core/default/reward/mean@1"] == pytest.approx(np.mean([row["reward"] for row in rows]))

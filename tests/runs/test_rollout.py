@@ -16,7 +16,7 @@ import numpy as np
 
 
 def dull(images, prompts):
-    return [0.5 if prompt.text in ("one", "four") else float(np.asarray(image).mean())
+    return [0.5 if prompt.text in ("one", "six") else float(np.asarray(image).mean())
             for image, prompt in zip(images, prompts)]
 
 
@@ -65,9 +65,10 @@ FILTER = "rollout.filter_groups.max_num_gen_batches={}"
 def test_prompts_without_differences_are_replaced_and_a_resumed_run_goes_on_with_the_very_next_ones(files):
     run = drawing(files, "dull", FILTER.format(3))
     run.train("steps=1")
-    row = run.metrics[-1]
-    assert [row[f"train/{name}"] for name in ("num_gen_batches", "kept_groups", "dropped_groups")] == [2, 2, 2]
-    assert row["train/spare_groups"] == 0
+    row, learned = run.metrics[-1], [reward for prompt, _, reward in kept(run)[1] if prompt in ("two", "three")]
+    counts = ("num_gen_batches", "kept_groups", "dropped_groups", "spare_groups")
+    assert [row[f"train/{name}"] for name in counts] == [2, 2, 1, 1]
+    assert row["critic/rewards/mean"] == pytest.approx(np.mean(learned), rel=1e-5)
     run.train("steps=2")
     resumed, samples = run.metrics[-1], kept(run)
     run = drawing(files, "dull", FILTER.format(3))

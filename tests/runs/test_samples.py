@@ -88,8 +88,13 @@ def test_responses_are_kept_with_their_tokens(files):
     for one in [*records(run), *held]:
         assert one["reward"] == pytest.approx(sum(map(ord, one["response"])) % 11 / 10)
         assert len(one["images"] or ()) == (one["messages"] or "").count('"image"')
-    rows = [json.loads(line) for line in (run.output / "validation/000001/samples.jsonl").read_text().splitlines()]
-    assert len(rows) == 6
+    rows, scores, asked = (
+        list(map(json.loads, (run.output / "validation/000001" / f"{name}.jsonl").read_text().splitlines()))
+        for name in ("samples", "scores", "prompts")
+    )
+    for kept in (rows, scores):
+        assert [(row["index"], row["sample"]) for row in kept] == [(i, sample) for i in range(3) for sample in (0, 1)]
+    assert [(one["index"], one["answer"]) for one in asked] == [(0, "0"), (1, "1"), (2, "2")]
     for row in rows:
         count = len(row["token_texts"])
         assert count == len(row["token_logprobs"]) == len(row["token_entropies"]) <= 5

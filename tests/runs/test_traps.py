@@ -43,9 +43,7 @@ def test_an_untrained_policy_has_not_grown_and_signal_and_noise_are_logged(files
     assert first["actor/velocity_norm_ratio"] == pytest.approx(1.0)
     assert (first["actor/velocity_distance"], last["actor/velocity_distance"] > 1e-3) == (0.0, True)
     for row in (first, last):
-        signal, power = row["actor/grad_norm"] ** 2, row["variance_proxy/proxy2_total_power"]
-        assert row["variance_proxy/proxy1_signal_strength"] == pytest.approx(signal)
-        assert row["variance_proxy/proxy3_pure_noise"] <= max(power - signal, 0.0)
+        assert row["variance_proxy/proxy1_signal_strength"] == pytest.approx(row["actor/grad_norm"] ** 2)
         assert row["variance_proxy/expected_w"] > 0
     plain = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "model.lora=null", *ONE)
     plain.train("steps=1")

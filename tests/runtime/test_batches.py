@@ -65,7 +65,7 @@ def completion() -> Completion:
         Gathered(table=prompts, index=torch.zeros(2, dtype=torch.long)), torch.tensor([[1, 2], [3, 0]]),
         torch.tensor([2, 1]), axes=3, logprob=torch.tensor([[-0.1, -0.2], [-0.3, 0.0]]),
     )  # fmt: skip
-    return replace(found, features=[features, Features()])
+    return replace(found, features=[features, Features({"rate": torch.tensor(2.0)})])
 
 
 def test_a_batch_comes_back_bit_for_bit():
@@ -85,6 +85,9 @@ def test_a_batch_comes_back_bit_for_bit():
     found = pack(everything()).unpack()
     assert found.table.table is found.same.table
     assert len(Gathered.cat([found.table, found.same]).table) == 2
+    one = everything()
+    two = replace(one, same=replace(one.same, table=replace(one.table.table)))  # another record of the same tensors
+    assert sum(map(len, pack(two).arrays)) == sum(map(len, pack(one).arrays))
 
 
 def test_long_tensors_travel_outside_the_head_and_are_nobodys_to_change():

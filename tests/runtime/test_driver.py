@@ -13,6 +13,7 @@ from burnish.language.vllm.process import VllmDiedError
 from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.calls import device_failure
 from burnish.runtime.cluster import Node, lacking, needs
+from burnish.runtime.heartbeat import LONGEST, Heartbeat, Place
 from burnish.training.ranks import RanksLost, open_store
 from burnish.utils.errors import UserError
 from tests.support.sockets import listening
@@ -66,6 +67,20 @@ class AcceleratorError(RuntimeError):
 def test_what_a_device_says_is_told_apart_from_errors_of_code(error, failed):
     assert bool(device_failure(error)) == failed
     assert not failed or str(error)[:20] in device_failure(error)
+
+
+def test_ranks_hang_once_none_has_moved_for_long_and_those_that_most_wait_for_come_first():
+    known, begun = Heartbeat((0, 1, 2, 3), began=100.0), 200.0
+    places = {0: "in loop.py:1", 1: "in loop.py:1", 2: "in data.py:2"}  # and the last one never answers
+    assert known.hanging(100 + LONGEST - 1) == {}
+    for now in (begun, begun + LONGEST - 1):
+        for rank, where in places.items():
+            known.hear(rank, Place(1, 7, where), now)
+        assert known.hanging(begun + LONGEST - 1) == {}
+    found = [("not answering", [3]), ("in data.py:2", [2]), ("in loop.py:1", [0, 1])]
+    assert list(known.hanging(begun + LONGEST).items()) == found
+    known.hear(0, Place(2, 7, places[0]), begun + LONGEST)
+    assert known.hanging(begun + LONGEST) == {}
 
 
 def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():

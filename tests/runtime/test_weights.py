@@ -86,7 +86,8 @@ class Trainer:
 @pytest.fixture
 def joined() -> Iterator[Any]:
     """A trainer and two receivers on one channel; each member joins in a thread."""
-    trainer, receivers = Trainer(), [Receiver(weights(0), bucket=BUCKET) for _ in range(2)]
+    trainer, held = Trainer(), [weights(0) for _ in range(2)]
+    receivers = [Receiver(own, bucket=BUCKET) for own in held]
     with ThreadPoolExecutor(3) as pool:
         port = trainer.sender.rendezvous("127.0.0.1", LIMIT)
         came = [pool.submit(trainer.sender.join, 3, "cpu", LIMIT)]
@@ -100,28 +101,28 @@ def joined() -> Iterator[Any]:
             sent = pool.submit(trainer.sender.broadcast, version, entries)
             return sent.result(LIMIT), [one.result(LIMIT) for one in received]
 
-        yield trainer, receivers, publish
+        yield trainer, receivers, held, publish
 
 
 def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
-    trainer, receivers, publish = joined
+    trainer, receivers, held, publish = joined
     sent, received = publish(4)
     assert not torch.distributed.is_initialized(), "the default group is left alone"
     assert [one.checksums for one in received] == [sent.checksums] * 2
     assert sent.checksums == [int(checksum(tensor)) for tensor in trainer.now.values()]
     assert sent.seconds.keys() == {"gather", "check", "transfer"}
     assert received[0].seconds.keys() == {"transfer", "load", "check"}
-    for receiver in receivers:
-        assert equal(receiver._weights, weights(0))  # sampling goes on with these
+    for receiver, own in zip(receivers, held, strict=True):
+        assert equal(own, weights(0))  # sampling goes on with these
         assert receiver.version is None
         receiver.switch(4)
-        assert equal(receiver._weights, weights(1))
+        assert equal(own, weights(1))
         assert receiver.version == 4
     trainer.now = adapter(2)  # later ones may bring the adapter alone
     publish(5)
     receivers[0].switch(5)
-    assert equal(receivers[0]._weights, weights(1) | adapter(2))
-    assert equal(receivers[1]._weights, weights(1))
+    assert equal(held[0], weights(1) | adapter(2))
+    assert equal(held[1], weights(1))
 
 
 def test_what_does_not_fit_or_did_not_come_is_named():

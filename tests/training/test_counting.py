@@ -1,5 +1,7 @@
 """Operations counted without values, beside PyTorch's own count and counts by hand; peaks of devices, and profiles."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.loading import load_model
+from burnish.metrics import Stopwatch
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
+from burnish.options import ProfilerOptions
 from burnish.options.model import LoraOptions
-from burnish.training.flop_counter import FlopCounter, peak_of
-from burnish.training.profiling import Meter
+from burnish.training.flop_counter import Cost, FlopCounter, peak_of
+from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage
 from burnish.types.prompt import Prompt
 from tests.support.optional import seldom
 
@@ -80,6 +84,40 @@ def test_generators(tmp_path, name, adapted):
         with torch_flops() as counter:
             velocity().sum().backward()
     assert once == meter.counted == pytest.approx(counter.get_total_flops(), rel=UNREAD.get(name, 0))
+
+
+def test_a_phase_uses_its_operations_by_its_seconds_and_the_peaks_of_all_ranks(monkeypatch):
+    clock = iter([1.0, 3.0, 5.0, 9.0])
+    monkeypatch.setattr("burnish.training.profiling.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    usage = Usage(meter := Meter(100.0), ranks=2)
+    with usage.during("actor_infer"), torch.no_grad():
+        meter.add(Cost(10.0, 20.0))
+    with usage.during("actor"):
+        meter.add(Cost(10.0, 20.0), times=2)
+        with usage.paused():  # for other ranks
+            meter.add(Cost(10.0, 20.0))
+        usage.add({name: 2 * value for name, value in usage.share("actor").items()} | {"loss": 1.0})
+    meter.add(Cost(10.0, 20.0))  # of no phase
+    assert usage.metrics() == {"perf/mfu/actor_infer": 20 / (2 * 200), "perf/mfu/actor": 120 / (4 * 200)}
+    assert usage.metrics() == {}
+
+
+def test_a_phase_holds_what_was_most_within_it(monkeypatch):
+    held = iter([1e9, 5e9, 2e9, 3e9, 9e9, 9e9])
+    monkeypatch.setattr("burnish.training.profiling.resident", lambda: next(held))
+    memory = PhaseMemory()
+    with memory.during("gen"), memory.during("reward"):
+        pass
+    found = [{name: value for name, value in memory.metrics().items() if "max" not in name} for _ in range(2)]
+    assert found == [{"perf/cpu_memory_gb/gen": 5.0, "perf/cpu_memory_gb/reward": 2.0}, {}]
+
+
+def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path):
+    made = [("trainer", 0), ("trainer", 1), ("rollout", 1), ("reward", 1), ("local", 0)]
+    options = ProfilerOptions(steps=[2], ranks=[1])
+    found = [Profiler(options, role=role, rank=rank, folder=tmp_path, watch=Stopwatch()) for role, rank in made]
+    assert [one for one in found if type(one.during(2)) is not nullcontext] == [found[1], found[2], found[4]]
+    assert all(type(one.during(1)) is nullcontext for one in found)
 
 
 def test_qwen_by_hand():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.options import OptimizerOptions
-from burnish.training.optimizer import ParameterGroup, clip_gradients, learning_rate, make_optimizers
+from burnish.training.optimizer import HostStates, ParameterGroup, clip_gradients, learning_rate, make_optimizers
 from burnish.utils.errors import UserError
 from tests.support.shown import ROOT, blocks
 from tests.support.tiny_run import TinyRun
@@ -33,6 +33,19 @@ def test_steps_are_those_of_torchs_adamw():
         plain.step()
     for a, b in zip(mine, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_states_on_the_host_step_as_they_would_here_and_leave_what_has_no_gradient():
+    mine, other = network(), network()
+    copies = {torch.nn.Parameter(weight.detach().clone()): weight for weight in mine}
+    optimizers = HostStates(torch.optim.AdamW(list(copies), lr=0.1), copies), torch.optim.AdamW(other, lr=0.1)
+    for number in range(3):
+        for weights in (mine, other):
+            weights[0].data.mul_(0.5)  # as what is loaded is another
+            weights[1].grad = None if number == 1 else torch.full((5,), 1.0 + number)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(map(torch.equal, mine, other))
 
 
 COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
