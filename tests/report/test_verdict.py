@@ -12,8 +12,9 @@ from PIL import Image
 
 from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
+from burnish.hooks.alarms import ModeCollapse
 from burnish.report.samples import Score
-from burnish.report.statistics import chance
+from burnish.report.statistics import by_source, chance, over_sources, pass_at_k
 from tests.support.boards import EVIL
 from tests.support.reports import Story, edit, lines_of, report, run_folder, write_lines
 
@@ -190,6 +191,73 @@ def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp
     write_lines(folder.alarms, [dark | change for change in bad] + [form | {"text": "x" * 100_000}])
     (one,) = report(folder).run["alarms"]
     assert one["name"] == "unfamiliar form"
+
+
+def scores_of(source: str, values: list[list[float | None]], start: int = 0) -> dict[tuple[int, int], Score]:
+    """Of prompts from a number on, with the values of their samples."""
+    return {
+        (index, sample): Score(source, value, {"exact": value}, index, sample)
+        for index, own in enumerate(values, start) for sample, value in enumerate(own)
+    }  # fmt: skip
+
+
+def test_intervals_are_those_of_prompts_paired_and_of_sources_that_count_alike():
+    before, after = np.random.default_rng(0).random((2, 14, 3))
+    sides = [
+        scores_of("a", side[:6]) | scores_of("b", side[6:11], 6) | scores_of("c", side[11:], 11)
+        for side in (before, after)
+    ]  # fmt: skip
+    moves = (after - before).mean(1)
+    parts = np.split(moves, [6, 11])
+    every = np.concatenate([own - own.mean() for own in parts])  # those of c are too few to say it themselves
+    errors = [np.var(own, ddof=1) / len(own) for own in parts[:2]] + [np.var(every, ddof=1) / 3]
+    assert chance(*sides, "exact") == pytest.approx(2 * math.sqrt(sum(errors)) / 3)
+    assert chance(sides[0], sides[1] | scores_of("d", [[None] * 3] * 5, 14), "reward") == chance(*sides, "reward")
+    assert (chance({}, {}, "reward"), chance(*[scores_of("a", [[0.5]] * 3)] * 2, "reward")) == (0, math.inf)
+    means, halves = before.mean(1), {}
+    for name, own in (("a", means[:6]), ("b", means[6:11])):
+        halves[name] = 1.96 * float(np.std(own, ddof=1)) / math.sqrt(len(own))
+        interval = own.mean() - halves[name], own.mean() + halves[name]
+        assert by_source(sides[0], "exact")[name] == (pytest.approx(own.mean()), pytest.approx(interval))
+    of = by_source(sides[0], "exact")
+    assert (of["c"], over_sources(of)[1]) == ((pytest.approx(means[11:].mean()), None), None)
+    centre, (low, high) = over_sources({name: of[name] for name in "ab"})
+    assert (2 * centre, high - low) == pytest.approx((of["a"][0] + of["b"][0], math.hypot(*halves.values())))
+
+
+ONE, NONE = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
+
+
+@pytest.mark.parametrize(("kind", "first", "last", "best"), [
+    ("learning", [ONE] * 4 + [NONE] * 8, [[1.0, 1.0, 0.0, 0.0]] * 12, (1 / 3, 1.0)),
+    ("sharpening", [ONE] * 12, [[1.0, 1.0, 1.0, 0.0]] * 12, (1.0, 1.0)),
+    ("collapse", [ONE] * 12, [[1.0] * 4] * 8 + [NONE] * 4, (1.0, 2 / 3)),
+    ("", [ONE] * 12, [ONE] * 12, (1.0, 1.0)),
+])  # fmt: skip
+def test_the_best_of_a_prompt_s_samples_says_what_was_learned(tmp_path, kind, first, last, best):
+    folder = run_folder(tmp_path / "run", replace(BARE, updates=10, steps=10, guided=False))
+    for update, values in ((0, first), (10, last)):
+        folder.validation(update).mkdir(parents=True)
+        lines = [vars(score) | {"values": {"ocr_exact": score.reward}} for score in scores_of("a", values).values()]
+        write_lines(folder.validation(update) / "scores.jsonl", lines)
+    compared = pass_at_k(scores_of("a", first), scores_of("a", last), "exact")
+    doubt = 2 * np.std(np.max(last, 1) - np.max(first, 1), ddof=1) / math.sqrt(12)
+    assert (compared.kind, compared.n, compared.best) == (kind, 4, pytest.approx((*best, doubt)))
+    assert compared.mean[:2] == pytest.approx((np.mean(first), np.mean(last)))
+    assert pass_at_k(scores_of("a", first), scores_of("a", [own[:3] for own in last]), "exact") is None
+    told, words = report(folder).said, f"the best of 4 samples went from {best[0]:.3f} to {best[1]:.3f}"
+    ways = {"learning": "gained", "sharpening": "weigh", "collapse": "lost"}
+    assert {name for name, said in told.items() if words in said} == ({ways[kind]} if kind else set())
+    detector = ModeCollapse(folder)
+    for row in [*lines_of(folder.metrics)[:11:10], {}]:
+        detector.add(row.get("training/global_step", 11), row)
+    assert (detector.alarm is not None) == (kind == "collapse")
+    if detector.alarm is not None:
+        assert (
+            "fell from 1.000 to 0.667 (-0.333 ± 0.284) while the mean rose from 0.250 to 0.667" in detector.alarm.text
+        )
+        detector.add(0, lines_of(folder.metrics)[0])
+        assert detector.alarm is None
 
 
 def test_a_mean_of_hardly_any_samples_is_no_gain():
