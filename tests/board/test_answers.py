@@ -17,7 +17,8 @@ from burnish.evaluation.records import Folder, Header, result_of
 from burnish.report.samples import series
 from tests.support.boards import ask, board, recorded
 from tests.support.drawing import noise
-from tests.support.reports import Story, report, run_folder
+from tests.support.reports import Story, report, run_folder, write_lines
+from tests.support.tiny_run import burnish
 
 HEADER_OF = Header(
     suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, primary_metric="ocr",
@@ -44,6 +45,7 @@ def evaluation(place: Path, value: float, header: Header = HEADER_OF) -> Folder:
 
 BARE = Story(updates=10, guided=False, images=False)
 IMAGE = "validation/000010/pictures/000-00.png"
+SAID = ("first", "last", "best", "change", "zero", "never")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board") / "runs"
     recorded(run_folder(root / "a", Story(updates=10, guided=False)), 3)
     Image.fromarray(noise(0)).save(root / "a" / IMAGE)  # unlike that of the first validation
+    for update, scored in ((0, [[1, 0], [0.5, 0.5], [0]]), (10, [[1, 1], [0, 0, None], [0.5, None]])):
+        write_lines(root / "a" / f"validation/{update:06d}/scores.jsonl", [
+            {"source": "hard" if index else "easy", "reward": reward, "values": {}, "index": index, "sample": sample}
+            for index, own in enumerate(scored) for sample, reward in enumerate(own)
+        ])  # fmt: skip
+    asked = {"index": 0, "prompt": "the number 100", "answer": "100"}
+    write_lines(root / "a" / "validation/000010/prompts.jsonl", [asked])
     (root.parent / "secret.png").write_bytes(b"\x89PNG secret")
     return root
 
@@ -71,14 +80,55 @@ def test_data_of_a_run(port: int, root: Path):
     assert found["headline"]
     assert about["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert about["x-content-type-options"] == "nosniff"
-    for what in ("curves", "prompts", "walk", "groups", "time"):
-        assert ask(port, f"/api/{what}?run=a&prompt=0")[0] == 200
+    steps = [row["timing_s/step"] for row in RunFolder(root / "a").read_metrics()[1:]]
+    found = ask(port, "/api/time?run=a")[1]
+    assert (found["x"], found["updates"], found["update"]) == (list(range(1, 11)), [1, 2, 3], 3)
+    assert (found["step"], found["means"]["step"]) == (pytest.approx(steps, 1e-5), pytest.approx(sum(steps) / 10, 1e-5))
+    assert {"gen", "testing"} <= found["phases"].keys() < found["means"].keys()
+    lanes = [
+        {"lane": f"train {rank}", "spans": [["gen", 0, 0.5 + rank], ["update_actor", 1.6, 0.4]]} for rank in (0, 1)
+    ]
+    assert found["spans"] == lanes
+    drawn = [
+        [group["prompt"], group["source"], *group["samples"]] for group in ask(port, "/api/groups?run=a")[1]["groups"]
+    ]
+    assert drawn == [
+        [prompt, "default", {"sample": 0, "reward": first, "advantage": 0.7071},
+         {"sample": 1, "reward": second, "advantage": -0.7071}]
+        for prompt, first, second in (("draw seven", 1, 0.75), ("draw one", 0.5, None))
+    ]  # fmt: skip
+    assert ask(port, "/api/groups?run=a&update=1")[1]["groups"][0]["samples"][1]["reward"] == 0.25
     thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
     assert thumbnail == {"update": 10, "prompt": "the number 100", "text": None, "file": IMAGE}
     _, content, about = ask(port, f"/media?run=a&side=192&file={quote(IMAGE)}")
     assert (content, about["content-type"]) == ((root / "a" / IMAGE).read_bytes(), "image/png")
     status, content, _ = ask(port, f"/media?run=a&file={quote(IMAGE)}", Range="bytes=0-3")
     assert (status, content) == (206, b"\x89PNG"), "clips are read in parts"
+
+
+def test_how_prompts_went(port: int):
+    """Of a validation the highest reward is 1: there was room above what stayed at 0.5."""
+    found = ask(port, "/api/prompts?run=a&of=training")[1]
+    about = {"source": "default", "answer": None, "seen": 3, "update": 3}
+    assert (found["updates"], found["kept"]) == ([1, 2, 3], [])
+    assert found["prompts"] == [about | one for one in (
+        {"index": 0, "prompt": "draw seven", "first": 0.625, "last": 0.875, "best": 0.875, "change": 0.25, "zero": 0,
+         "never": False, "spark": [0.625, 0.75, 0.875]},
+        {"index": 1, "prompt": "draw one", "first": 0.5, "last": 0.5, "best": 0.5, "change": 0, "zero": None,
+         "never": True, "spark": [0.5] * 3},
+    )]  # fmt: skip
+    found = ask(port, "/api/prompts?run=a")[1]
+    assert (found["updates"], found["kept"]) == ([0, 10], list(range(16)))
+    assert [[row[name] for name in ("prompt", "answer", "source", *SAID)] for row in found["prompts"]] == [
+        ["the number 100", "100", "easy", 0.5, 1, 1, 0.5, 0.5, False], ["", None, "hard", 0.5, 0, 0.5, -0.5, 1, True],
+        ["", None, "hard", 0, 0.5, 0.5, 0.5, None, False],
+    ]  # fmt: skip
+    walked = ask(port, "/api/walk?run=a&prompt=1")[1]
+    assert (walked["index"], walked["prompt"], walked["answer"]) == (1, "the number 489", "489")
+    assert [(one["update"], [own["sample"] for own in one["samples"]]) for one in walked["updates"]] == [
+        (0, list(range(6))), (10, list(range(6))),
+    ]  # fmt: skip
+    assert walked["updates"][1]["samples"][2]["file"] == "validation/000010/pictures/001-02.png"
 
 
 @pytest.mark.parametrize("path", ["/", "/board.js", "/board.css", "/api/runs", f"/media?run=a&file={IMAGE}"])
@@ -174,6 +224,15 @@ def test_runs_beside_each_other(tmp_path: Path):
         assert [len(run["axes"]["samples"]) for run in seeds["runs"]] == [11, 11]
         assert [row["option"] for row in seeds["differences"]] == ["seed", "output_dir"]
         assert seeds["rewards"] == ""
+        assert ask(port, "/api/curves?run=a&from=x")[0] == 400
+        assert ask(port, f"/api/compare?{'&'.join(f'run={i}' for i in range(99))}")[0] == 400
+    said = " ".join(burnish("compare", tmp_path / "a", tmp_path / "b").out.split())
+    for words in ("updates 10/30 10/30", "Validation reward 0.772 → 0.", "Options that differ: ", "seed 0 1"):
+        assert words in said
+    assert "two different runs" in burnish("compare", tmp_path / "a", tmp_path / "a", status=2).message
+    listed = [" ".join(line.split()) for line in burnish("runs", tmp_path).out.splitlines()]
+    assert [line.split()[:3] for line in listed if "10/30" in line] in ([[f"{one}", "stopped", "10/30"] for one in pair]
+                                                                       for pair in ("ab", "ba"))  # fmt: skip
 
 
 def test_a_curve_with_fewer_points_keeps_its_extremes_and_its_mean():
