@@ -83,7 +83,7 @@ def read_medium(path: Path, most: int = FRAMES) -> Medium:
 def _embed(path: Path) -> Embedded:
     content, medium = path.read_bytes(), read_medium(path)
     if path.suffix == ".wav":
-        values, rate = medium.sound or (np.zeros((1, 1)), 1)
+        values, rate = medium.sound  # type: ignore[misc]  # the file is one
         if len(content) > PLAYED:  # one channel, at a lower rate
             step = max(1, round(rate / LOW_RATE))
             lower = values.mean(0)[: values.shape[1] // step * step].reshape(1, -1, step).mean(2)

@@ -24,7 +24,11 @@ MOVES = [f"<answer>{way}</answer>" for way in ("up", "left", "nowhere", "down", 
 
 
 def test_a_game_of_users() -> None:
-    check_environment(lookup("environment", "function")(path=f"{ROOT}/examples/grid_game.py:GridGame"), PROMPT, MOVES)
+    function = lookup("environment", "function")
+    check_environment(function(path=f"{ROOT}/examples/grid_game.py:GridGame"), PROMPT, MOVES)
+    for arguments, said in ({}, "no method reset and no step"), ({"x": 1}, "can't be created"):
+        with pytest.raises(UserError, match=said):
+            function(path="builtins:object", arguments=arguments).check()
 
 
 def test_tools(tmp_path: Path) -> None:
@@ -148,6 +152,7 @@ def test_another_environment_for_each_label(tmp_path: Path) -> None:
     both.check()
     assert (both.roles, both.user_code()) == (("tool",), [game["path"], *tools["functions"].values()])
     assert [both.longest(50)] + [replace(both, max_length=most).longest(50) for most in (400, 500)] == [450, 400, 450]
+    assert [one["function"]["description"] for one in both.tools()["sums"]] == [""]
     for label in ("game", "sums", None):
         check_environment(both, replace(PROMPT, label=label), MOVES)
     assert [len(replace(PROMPT, label=label).told(both.tools())) for label in ("game", "sums", None)] == [0, 1, 0]

@@ -64,7 +64,20 @@ def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
     assert told.rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
     assert told.rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
     assert "30 policy updates of 8 prompts × 12 images: 2 880 images" in told.text
-    line = told.data["curves"]["charts"][0]["series"][-1]
+    found = told.data["curves"]
+    charts = {chart["title"]: chart for chart in found["charts"]}
+    assert list(charts)[:6] == [
+        "Reward", "Read exactly right", "Border darkness", "Variety within a prompt", "actor/grad_norm",
+        "actor/old_deviate",
+    ]  # fmt: skip
+    assert found["constant"].items() >= {"actor/loss": 0.5, "critic/rewards/group_size": 12, "actor/lr": 0.003}.items()
+    assert (charts["perf/time_per_step"]["also"], charts["actor/grad_norm"]["part"]) == (
+        ["timing_s/step"],
+        "The policy",
+    )
+    assert [(one["span"], one["reference"]["y"]) for one in found["charts"][1:4:2]] == [(0.02, 0.948), (0, 0.051)]
+    assert [values[2] for values in found["axes"].values()] == [2, 192, pytest.approx(7.9432, rel=1e-4)]
+    line = found["charts"][0]["series"][-1]
     assert (line["name"], line["x"], line["y"][-1]) == ("validation", [0, 10, 20, 30], 0.965)
     assert "0.772 to 0.965" in told.said["gained"]
     assert "0.056 before, 0.029 after (48 % less)" in told.said["lost"]
@@ -231,8 +244,7 @@ ONE, NONE = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
 @pytest.mark.parametrize(("kind", "first", "last", "best"), [
     ("learning", [ONE] * 4 + [NONE] * 8, [[1.0, 1.0, 0.0, 0.0]] * 12, (1 / 3, 1.0)),
     ("sharpening", [ONE] * 12, [[1.0, 1.0, 1.0, 0.0]] * 12, (1.0, 1.0)),
-    ("collapse", [ONE] * 12, [[1.0] * 4] * 8 + [NONE] * 4, (1.0, 2 / 3)),
-    ("", [ONE] * 12, [ONE] * 12, (1.0, 1.0)),
+    ("collapse", [ONE] * 12, [[1.0] * 4] * 8 + [NONE] * 4, (1.0, 2 / 3)), ("", [ONE] * 12, [ONE] * 12, (1.0, 1.0)),
 ])  # fmt: skip
 def test_the_best_of_a_prompt_s_samples_says_what_was_learned(tmp_path, kind, first, last, best):
     folder = run_folder(tmp_path / "run", replace(BARE, updates=10, steps=10, guided=False))
