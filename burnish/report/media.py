@@ -75,9 +75,9 @@ def read_medium(path: Path, most: int = FRAMES) -> Medium:
                 sound = mono[None], AUDIO_RATE
             return Medium(frames, rate, sound)
     with Image.open(path, formats=["PNG", "WEBP"]) as image:
-        rate = 1000 / (image.info.get("duration") or 100)
-        shown = itertools.islice(ImageSequence.Iterator(image), most)
-        return Medium([np.asarray(frame.convert("RGB")) for frame in shown], rate, None)
+        frames = itertools.islice(ImageSequence.Iterator(image), most)
+        arrays = [np.asarray(frame.convert("RGB")) for frame in frames]
+        return Medium(arrays, 1000 / (image.info.get("duration") or 100), None)  # known once a frame is read
 
 
 def _embed(path: Path) -> Embedded:

@@ -13,10 +13,10 @@ from PIL import Image
 from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
 from burnish.hooks.alarms import ModeCollapse
-from burnish.report.samples import Score
-from burnish.report.statistics import by_source, chance, over_sources, pass_at_k
+from burnish.report.samples import Sample, Score
+from burnish.report.statistics import by_source, chance, lost_patterns, over_sources, pass_at_k
 from tests.support.boards import EVIL
-from tests.support.reports import Story, edit, lines_of, report, run_folder, write_lines
+from tests.support.reports import Story, edit, lines_of, plain, report, run_folder, write_lines
 
 PROMPTS, N = 150, 4
 
@@ -167,6 +167,28 @@ def test_what_responses_do_not_do_any_more_is_told_though_nothing_watches_it(tmp
     assert "tag <think>" in told.run["headline"]
     assert "tag <think>" in told.text
     assert "<think>" not in told.markdown
+
+
+def test_what_is_lost_is_told_once_the_largest_loss_first():
+    """Of 16 responses to 8 prompts; whoever opened with "well then" thought aloud, too, and headings were rare."""
+
+    def samples(*texts: str | None) -> dict[tuple[int, int], Sample]:
+        about = {"prompt": "?", "reward": 1.0, "components": {}, "note": ""}
+        return {divmod(row, 2): Sample(index=row // 2, sample=row % 2, response=text, **about)
+                for row, text in enumerate(texts)}  # fmt: skip
+
+    def said(row: int) -> str:
+        text = "<think>" * (row < 12) + "Well then " * (row < 10) + 3 * chr(97 + row) + " \\boxed" * (row > 3)
+        return text + "\n# h" * (row < 3) + "\n- l" * (row % 2 == 0)
+
+    before, after = samples(*map(said, range(16))), samples("a\n- l", "b", "c\n- l", *["d"] * 13)
+    found = lost_patterns(before, after)
+    assert [(one.what, one.before, one.after) for one in found] == [
+        ("tag <think>", 0.75, 0), ("mark box", 0.75, 0), ("mark list", 0.5, 0.125),
+    ]  # fmt: skip
+    assert plain(found[2].text()) == "mark list, 50 % → 12 % of responses"
+    assert lost_patterns(before, samples(None, *["b"] * 15)) == []
+    assert lost_patterns({place: before[place] for place in list(before)[:6]}, after) == []
 
 
 def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp_path):
