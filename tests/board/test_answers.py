@@ -14,7 +14,7 @@ from PIL import Image
 
 from burnish.config.run_folder import RunFolder
 from burnish.evaluation.records import Folder, Header, result_of
-from burnish.report.samples import series
+from burnish.report.samples import cut, series
 from tests.support.boards import ask, board, recorded
 from tests.support.drawing import noise
 from tests.support.reports import Story, report, run_folder, write_lines
@@ -95,7 +95,7 @@ def test_data_of_a_run(port: int, root: Path):
     assert drawn == [
         [prompt, "default", {"sample": 0, "reward": first, "advantage": 0.7071},
          {"sample": 1, "reward": second, "advantage": -0.7071}]
-        for prompt, first, second in (("draw seven", 1, 0.75), ("draw one", 0.5, None))
+        for prompt, first, second in (("draw seven", 1, 0.5), ("draw one", 0.5, None))
     ]  # fmt: skip
     assert ask(port, "/api/groups?run=a&update=1")[1]["groups"][0]["samples"][1]["reward"] == 0.25
     thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
@@ -112,8 +112,8 @@ def test_how_prompts_went(port: int):
     about = {"source": "default", "answer": None, "seen": 3, "update": 3}
     assert (found["updates"], found["kept"]) == ([1, 2, 3], [])
     assert found["prompts"] == [about | one for one in (
-        {"index": 0, "prompt": "draw seven", "first": 0.625, "last": 0.875, "best": 0.875, "change": 0.25, "zero": 0,
-         "never": False, "spark": [0.625, 0.75, 0.875]},
+        {"index": 0, "prompt": "draw seven", "first": 0.625, "last": 0.75, "best": 0.75, "change": 0.125, "zero": 0,
+         "never": False, "spark": [0.625, 0.5, 0.75]},
         {"index": 1, "prompt": "draw one", "first": 0.5, "last": 0.5, "best": 0.5, "change": 0, "zero": None,
          "never": True, "spark": [0.5] * 3},
     )]  # fmt: skip
@@ -128,7 +128,10 @@ def test_how_prompts_went(port: int):
     assert [(one["update"], [own["sample"] for own in one["samples"]]) for one in walked["updates"]] == [
         (0, list(range(6))), (10, list(range(6))),
     ]  # fmt: skip
-    assert walked["updates"][1]["samples"][2]["file"] == "validation/000010/pictures/001-02.png"
+    drawn = walked["updates"][1]["samples"]
+    assert drawn[2]["file"] == "validation/000010/pictures/001-02.png"
+    assert [one["exact"] for one in drawn] == [one["reward"] == 1 for one in drawn]
+    assert len({one["exact"] for one in drawn}) == 2
 
 
 @pytest.mark.parametrize("path", ["/", "/board.js", "/board.css", "/api/runs", f"/media?run=a&file={IMAGE}"])
@@ -236,9 +239,16 @@ def test_runs_beside_each_other(tmp_path: Path):
 
 
 def test_a_curve_with_fewer_points_keeps_its_extremes_and_its_mean():
-    line = series("a", "training", [(update, float(update % 100 == 7)) for update in range(5000)])
-    assert (len(line["x"]) <= 400, line["y"].count(1.0)) == (True, 50)
-    assert sum(line["mean"]) / len(line["mean"]) == pytest.approx(0.01, rel=0.5)
+    values = [0, 5, 1, 2, -3, 2, 9, 8, 7, None, 1, 6]
+    line = series("a", "training", list(enumerate(values)), [(0.0, 1.0), None, *[(2.0, 3.0)] * 10], most=6)
+    assert [line[name] for name in ("x", "y", "low", "high")] == [
+        [0, 1, 4, 6, 10, 11], [0, 5, -3, 9, 1, 6], [0, None, 2, 2, 2, 2], [1, None, 3, 3, 3, 3],
+    ]  # fmt: skip
+    assert line["mean"] == pytest.approx([0, 8 / 3, 0.5, 6.5, 16 / 3, 6], rel=1e-5)
+    line = series("a", "training", [(update, None) for update in range(9)], most=6)
+    assert (line["x"], line["mean"]) == ([0, 4, 8], [None] * 3)
+    assert series("a", "training", [(0, 1.0)], most=6) == {"name": "a", "style": "training", "x": [0], "y": [1.0]}
+    assert [cut(text, 3) for text in ("abc", "abcd")] == ["abc", "abc… (1 more characters)"]
 
 
 def test_suites_before_and_after_have_paired_intervals_and_doubts(tmp_path: Path):
