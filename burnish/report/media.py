@@ -75,8 +75,8 @@ def read_medium(path: Path, most: int = FRAMES) -> Medium:
                 sound = mono[None], AUDIO_RATE
             return Medium(frames, rate, sound)
     with Image.open(path, formats=["PNG", "WEBP"]) as image:
-        frames = itertools.islice(ImageSequence.Iterator(image), most)
-        arrays = [np.asarray(frame.convert("RGB")) for frame in frames]
+        shown = itertools.islice(ImageSequence.Iterator(image), most)
+        arrays = [np.asarray(frame.convert("RGB")) for frame in shown]
         return Medium(arrays, 1000 / (image.info.get("duration") or 100), None)  # known once a frame is read
 
 

@@ -12,9 +12,11 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import TIME, RunFolder
 from burnish.evaluation.records import Folder, Header, result_of
+from burnish.report.runs import differences, other_rewards
 from burnish.report.samples import cut, series
+from burnish.utils.paths import CLAIM
 from tests.support.boards import ask, board, recorded
 from tests.support.drawing import noise
 from tests.support.reports import Story, report, run_folder, write_lines
@@ -45,6 +47,7 @@ def evaluation(place: Path, value: float, header: Header = HEADER_OF) -> Folder:
 
 BARE = Story(updates=10, guided=False, images=False)
 IMAGE = "validation/000010/pictures/000-00.png"
+REWARD = "val-core/default/reward/mean@6"
 SAID = ("first", "last", "best", "change", "zero", "never")
 
 
@@ -76,7 +79,11 @@ def media(port: int, name: str, run: str = "a") -> int:
 
 def test_data_of_a_run(port: int, root: Path):
     _, found, about = ask(port, "/api/run?run=a")
-    assert found["row"]["updates"] == 10
+    row, last = found["row"], RunFolder(root / "a").read_metrics()[-1]
+    names = ("updates", "steps", "state", "algorithm", "seed", "name", "error")
+    assert [row[name] for name in names] == [10, 30, "stopped", "diffusion_nft", 0, "a", ""]
+    assert row["best"] == {"update": 10, "reward": row["last"]} == {"update": 10, "reward": last[REWARD]}
+    assert (row["validation"]["x"], row["seconds"]) == ([0, 10], last[TIME])
     assert found["headline"]
     assert about["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert about["x-content-type-options"] == "nosniff"
@@ -183,8 +190,11 @@ def test_links_lead_nowhere(tmp_path: Path):
     (half / "metrics.jsonl").unlink()
     (half / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
     os.mkfifo(images / "000-99.png")
+    for place in ("b/c/d/e", "b/c/d/f/g", ".b", "a/b", "b/alarms"):  # runs lie in up to four folders
+        (root / place).mkdir(parents=True)
+        (root / place / "config.yaml").write_text("{}")
     with board(root) as port:
-        assert [one["id"] for one in ask(port, "/api/runs")[1]["runs"]] == ["a"]
+        assert sorted(one["id"] for one in ask(port, "/api/runs")[1]["runs"]) == ["a", "b/c/d/e"]
         assert media(port, IMAGE) == 404
         assert media(port, IMAGE.replace("000-00", "000-99")) == 404
         assert media(port, "validation/000000/pictures/000-01.png") == 404
@@ -208,6 +218,11 @@ def test_a_run_of_this_machine_runs_while_its_process_holds_the_folder(tmp_path:
             row = {"training/global_step": 30}
             folder.metrics.write_text(folder.metrics.read_text() + json.dumps(row) + "\n")
             assert state() == "finished"
+        (tmp_path / "a" / CLAIM).write_text("process 1 on another, whose locks nobody sees here")
+        folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:3]))
+        assert state() == "running"
+        os.utime(folder.metrics, (1e9, 1e9))
+        assert state() == "stopped"
 
 
 def test_runs_beside_each_other(tmp_path: Path):
@@ -229,6 +244,11 @@ def test_runs_beside_each_other(tmp_path: Path):
         assert seeds["rewards"] == ""
         assert ask(port, "/api/curves?run=a&from=x")[0] == 400
         assert ask(port, f"/api/compare?{'&'.join(f'run={i}' for i in range(99))}")[0] == 400
+    one, other = {"x": "1", "rewards.a.weight": "1.0", "rewards.a.cap": "null"}, {"x": "2", "rewards.b.weight": "-0.5"}
+    named = {row["option"]: row["values"] for row in differences({"one": one, "other": other})}
+    assert named == {"x": ["1", "2"], "rewards.a.weight": ["1.0", None], "rewards.b.weight": [None, "-0.5"]}
+    assert "one: a; other: b." in other_rewards({"one": one | {"rewards.b.weight": "-0.0"}, "other": other})
+    assert other_rewards({"one": one, "other": one | {"rewards.c.weight": "0"}}) == ""
     said = " ".join(burnish("compare", tmp_path / "a", tmp_path / "b").out.split())
     for words in ("updates 10/30 10/30", "Validation reward 0.772 → 0.", "Options that differ: ", "seed 0 1"):
         assert words in said
