@@ -67,7 +67,7 @@ def test_a_move_is_one_that_chance_exceeds_too_seldom(prompts, error, first, las
 
 
 @pytest.mark.parametrize(("means", "std", "error", "moved"), [
-    ([0, 0, 0.019, 0.019], 0, 1e-9, False), ([0, 0, 0.021, 0.021], 0, 1e-9, True),
+    ([0, 0, 0.019, 0.019], 0, 1e-9, False), ([0, 0, 0.02, 0.02], 0, 1e-9, True),
     ([10, 10, 9.51, 9.51], 0, 1e-9, False), ([10, 10, 9.49, 9.49], 0, 1e-9, True), ([9, 9, 8, 9], 0, 1e-9, False),
     ([-0.1, -0.1, -0.104, -0.104], 0, 1e-9, False), ([-0.1, -0.1, -0.106, -0.106], 0, 1e-9, True),
     ([0, 0, 9, 9, 9], 0.1, None, False), ([0, 0, 0, 0, 9, 9], 0.1, None, True), ([0, 9, 9], 0.1, 1e-9, False),
@@ -120,10 +120,10 @@ def test_a_drift_is_an_alarm_while_the_reward_pays_for_it_and_is_over_when_it_co
         assert (raised(drift("higher"), [statistic(mean) for mean in series])[-1][1] is None) == (way < 0)
     few = [statistic(mean, 0.3) for mean in rising]
     assert [raised(drift(None, alike=alike), few)[-1][1] is not None for alike in (False, True)] == [True, False]
-    means = [0.2] * 2 + [0.32] * 2 + [0.26] * 2 + [0.24] * 2  # 1.2 standard deviations are enough if they are paid for
-    found = raised(drift(None), [statistic(mean, 0.6) for mean in means])
+    means = [0.2] * 2 + [0.25] * 2 + [0.23] * 2 + [0.215] * 2  # half a standard deviation is enough if it is paid for
+    found = raised(drift(None), [statistic(mean, 0.9) for mean in means])
     assert [update for update, alarm in found if alarm] == [4, 5, 6, 7]
-    assert "; the reward pays for it (correlation +0.60 among" in found[3][1].text
+    assert "; the reward pays for it (correlation +0.90 among" in found[3][1].text
 
 
 @pytest.mark.parametrize(("moved", "by", "share", "told"), [
