@@ -1,6 +1,7 @@
 """What the board answers: numbers of runs and of several beside each other, only to itself, only by GET."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -47,6 +48,7 @@ def evaluation(place: Path, value: float, header: Header = HEADER_OF) -> Folder:
 
 BARE = Story(updates=10, guided=False, images=False)
 IMAGE = "validation/000010/pictures/000-00.png"
+KEPT = "samples/000002-0"
 REWARD = "val-core/default/reward/mean@6"
 SAID = ("first", "last", "best", "change", "zero", "never")
 
@@ -61,6 +63,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"source": "hard" if index else "easy", "reward": reward, "values": {}, "index": index, "sample": sample}
             for index, own in enumerate(scored) for sample, reward in enumerate(own)
         ])  # fmt: skip
+    (root / "a" / KEPT).mkdir(parents=True)
+    Image.fromarray(noise(0)).save(root / "a" / KEPT / "000.png")
+    said = {"response": "hello", "token_texts": ["he"], "token_logprobs": [-1.0], "note": "n", "components": {"ocr": 1}}
+    kept = [{"sample": 0, "file_name": "000.png"}, {"sample": 1, "file_name": "../a.png"} | said]
+    write_lines(root / "a" / KEPT / "records.jsonl", [{"uid": "0a"} | one for one in kept])
     asked = {"index": 0, "prompt": "the number 100", "answer": "100"}
     write_lines(root / "a" / "validation/000010/prompts.jsonl", [asked])
     (root.parent / "secret.png").write_bytes(b"\x89PNG secret")
@@ -96,15 +103,19 @@ def test_data_of_a_run(port: int, root: Path):
         {"lane": f"train {rank}", "spans": [["gen", 0, 0.5 + rank], ["update_actor", 1.6, 0.4]]} for rank in (0, 1)
     ]
     assert found["spans"] == lanes
-    drawn = [
-        [group["prompt"], group["source"], *group["samples"]] for group in ask(port, "/api/groups?run=a")[1]["groups"]
-    ]
+    found = ask(port, "/api/groups?run=a")[1]
+    drawn = [[group["prompt"], group["source"], *group["samples"]] for group in found["groups"]]
     assert drawn == [
         [prompt, "default", {"sample": 0, "reward": first, "advantage": 0.7071},
          {"sample": 1, "reward": second, "advantage": -0.7071}]
-        for prompt, first, second in (("draw seven", 1, 0.5), ("draw one", 0.5, None))
+        for prompt, first, second in (("draw seven", 1, 0.5), ("draw one", pytest.approx(0.5), None))
     ]  # fmt: skip
-    assert ask(port, "/api/groups?run=a&update=1")[1]["groups"][0]["samples"][1]["reward"] == 0.25
+    assert (found["updates"], found["update"], found["kept"]) == ([1, 2, 3], 3, [2])
+    assert ask(port, "/api/groups?run=a&update=2")[1]["groups"][0]["samples"] == [
+        {"sample": 0, "reward": 1, "advantage": 0.7071, "note": "", "components": {}, "file": f"{KEPT}/000.png"},
+        {"sample": 1, "reward": 0, "advantage": -0.7071, "note": "n", "components": {"ocr": 1}, "response": "hello",
+         "tokens": [["he", -1, None]]},
+    ]  # fmt: skip
     thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
     assert thumbnail == {"update": 10, "prompt": "the number 100", "text": None, "file": IMAGE}
     _, content, about = ask(port, f"/media?run=a&side=192&file={quote(IMAGE)}")
@@ -267,7 +278,7 @@ def test_a_curve_with_fewer_points_keeps_its_extremes_and_its_mean():
     assert line["mean"] == pytest.approx([0, 8 / 3, 0.5, 6.5, 16 / 3, 6], rel=1e-5)
     line = series("a", "training", [(update, None) for update in range(9)], most=6)
     assert (line["x"], line["mean"]) == ([0, 4, 8], [None] * 3)
-    assert series("a", "training", [(0, 1.0)], most=6) == {"name": "a", "style": "training", "x": [0], "y": [1.0]}
+    assert series("a", "training", [(0, math.inf)]) == {"name": "a", "style": "training", "x": [0], "y": [None]}
     assert [cut(text, 3) for text in ("abc", "abcd")] == ["abc", "abc… (1 more characters)"]
 
 

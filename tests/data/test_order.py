@@ -157,14 +157,12 @@ def choose(records, history, update, count, seed):
 def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_seed_each_time(files, tmp_path):
     (tmp_path / "mine.py").write_text(ASKED.format(str(tmp_path / "asked")))
     drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")
-    drawn.after(3)
-    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     drawn.after(4)
-    again = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
-    assert (again[:3], len(again), [update for update, *_ in again]) == (asked, 4, [1, 2, 3, 4])
-    assert len({seed for _, seed, _ in again}) == 4
-    known = {f"0-{i}": [] for i in range(4)}
-    for line, (*_, history) in zip((drawn.run.output / "groups.jsonl").read_text().splitlines(), again, strict=True):
+    asked = {line[0]: line for line in map(json.loads, (tmp_path / "asked").read_text().splitlines())}
+    assert list(asked) == [1, 2, 3, 4]
+    assert len({seed for _, seed, _ in asked.values()}) == 4
+    lines, known = (drawn.run.output / "groups.jsonl").read_text().splitlines(), {f"0-{i}": [] for i in range(4)}
+    for line, (*_, history) in zip(lines, asked.values(), strict=True):
         assert history == {text: [pytest.approx(value, abs=1e-6) for value in own] for text, own in known.items()}
         for group in json.loads(line)["groups"]:
             known[group["prompt"]].append(sum(group["rewards"]) / 2)

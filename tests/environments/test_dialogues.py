@@ -266,8 +266,8 @@ def test_dialogues_are_the_same_however_many_are_answered_at_once_and_one_that_w
     assert apart[0]["response"].startswith("[user] Begin.\n")
     assert "[user] Turn 2.\n" in apart[0]["response"]
     assert apart[0]["note"].startswith("3 turns")
-    others = played(files, tmp_path, "One?", "Three?", "Four?")
-    assert [row["response"] for row in others[:2]] == [row["response"] for row in apart[::2]]
+    others = played(files, tmp_path, "One?", "Three?")
+    assert [row["response"] for row in others] == [row["response"] for row in apart[::2]]
 
 
 @pytest.fixture

@@ -181,12 +181,12 @@ def test_what_is_lost_is_told_once_the_largest_loss_first():
         text = "<think>" * (row < 12) + "Well then " * (row < 10) + 3 * chr(97 + row) + " \\boxed" * (row > 3)
         return text + "\n# h" * (row < 3) + "\n- l" * (row % 2 == 0)
 
-    before, after = samples(*map(said, range(16))), samples("a\n- l", "b", "c\n- l", *["d"] * 13)
+    before, after = samples(*map(said, range(16))), samples("a \\boxed", "b", "c \\boxed", *["d"] * 13)
     found = lost_patterns(before, after)
     assert [(one.what, one.before, one.after) for one in found] == [
-        ("tag <think>", 0.75, 0), ("mark box", 0.75, 0), ("mark list", 0.5, 0.125),
+        ("tag <think>", 0.75, 0), ("mark box", 0.75, 0.125), ("mark list", 0.5, 0),
     ]  # fmt: skip
-    assert plain(found[2].text()) == "mark list, 50 % → 12 % of responses"
+    assert plain(found[1].text()) == "mark box, 75 % → 12 % of responses"
     assert lost_patterns(before, samples(None, *["b"] * 15)) == []
     assert lost_patterns({place: before[place] for place in list(before)[:6]}, after) == []
 
@@ -300,3 +300,5 @@ def test_a_mean_of_hardly_any_samples_is_no_gain():
     after = {(index, 0): Score("a", 1.0, {"exact": 1.0, "format": float(index == 7)}) for index in range(40)}
     assert chance(before, after, "exact_given_format") == math.inf
     assert 0 < chance(before, before | {(0, 0): after[7, 0]}, "exact_given_format") < math.inf
+    formless = {(index, 1): Score("a", 0.0, {"exact": 0.0, "format": 0.0}) for index in range(9)}
+    assert by_source(before | formless, "exact_given_format")["a"][0] == 35 / 40
