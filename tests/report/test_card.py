@@ -44,7 +44,7 @@ CARD = (
 def test_a_card_says_what_was_trained_of_what_on_what(tmp_path):
     base, revision = "me/base", "0123456789abcdef0123456789abcdef01234567"
     options = (f"model.path={base}@{revision}", "data.train_files=[a/b@train,sets/c.txt]", "model.lora=null")
-    folder = run_folder(tmp_path / "run", Story(images=False, updates=25, overrides=options))
+    folder = run_folder(tmp_path / "run", Story(images=False, overrides=options))
     told, files = card(
         folder, repo="me/numbers", what="merged", update=25, library="diffusers", code=["x = 1"], serving=["serve it"],
         licence={"license": "other", "license_name": "own", "license_link": "https://example.org/terms"},

@@ -109,6 +109,7 @@ def test_media_are_made_small_and_what_is_beyond_the_budget_is_left_out(tmp_path
     def content(name: str, kind: str) -> bytes:
         return base64.b64decode(found[name][kind].partition(",")[2])
 
+    assert Image.open(io.BytesIO(content("tall.png", "image"))).size == (128, 256)
     with wave.open(io.BytesIO(content("long.wav", "sound"))) as file:
         assert file.getparams()[:4] == (1, 2, 16000, 32000)
         assert set(np.frombuffer(file.readframes(32000), "<i2").tolist()) == {4096}
