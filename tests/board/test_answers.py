@@ -58,7 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board") / "runs"
     recorded(run_folder(root / "a", Story(updates=10, guided=False)), 3)
     Image.fromarray(noise(0)).save(root / "a" / IMAGE)  # unlike that of the first validation
-    for update, scored in ((0, [[1, 0], [0.5, 0.5], [0]]), (10, [[1, 1], [0, 0, None], [0.5, None]])):
+    for update, scored in ((0, [[1, 0], [0.5, 0.5], [0], [1]]), (10, [[1, 1], [0, 0, None], [0.5, None], [1]])):
         write_lines(root / "a" / f"validation/{update:06d}/scores.jsonl", [
             {"source": "hard" if index else "easy", "reward": reward, "values": {}, "index": index, "sample": sample}
             for index, own in enumerate(scored) for sample, reward in enumerate(own)
@@ -139,7 +139,7 @@ def test_how_prompts_went(port: int):
     assert (found["updates"], found["kept"]) == ([0, 10], list(range(16)))
     assert [[row[name] for name in ("prompt", "answer", "source", *SAID)] for row in found["prompts"]] == [
         ["the number 100", "100", "easy", 0.5, 1, 1, 0.5, 0.5, False], ["", None, "hard", 0.5, 0, 0.5, -0.5, 1, True],
-        ["", None, "hard", 0, 0.5, 0.5, 0.5, None, False],
+        ["", None, "hard", 0, 0.5, 0.5, 0.5, None, False], ["", None, "hard", 1, 1, 1, 0, None, False],
     ]  # fmt: skip
     walked = ask(port, "/api/walk?run=a&prompt=1")[1]
     assert (walked["index"], walked["prompt"], walked["answer"]) == (1, "the number 489", "489")

@@ -248,6 +248,7 @@ def test_intervals_are_those_of_prompts_paired_and_of_sources_that_count_alike()
     errors = [np.var(own, ddof=1) / len(own) for own in parts[:2]] + [np.var(every, ddof=1) / 3]
     assert chance(*sides, "exact") == pytest.approx(2 * math.sqrt(sum(errors)) / 3)
     assert chance(sides[0], sides[1] | scores_of("d", [[None] * 3] * 5, 14), "reward") == chance(*sides, "reward")
+    assert chance(sides[0] | scores_of("e", [[0.5]] * 5, 30), sides[1], "exact") == chance(*sides, "exact")
     assert (chance({}, {}, "reward"), chance(*[scores_of("a", [[0.5]] * 3)] * 2, "reward")) == (0, math.inf)
     means, halves = before.mean(1), {}
     for name, own in (("a", means[:6]), ("b", means[6:11])):
