@@ -115,7 +115,7 @@ class Series:
     def _enough(self, far: float) -> float:
         """The smallest move that is one, also where the spread of samples is small."""
         before, spread = self._before, mean(self._spreads[: self.first])
-        return max(far * spread, LEAST * abs(before), SHARE if 0 <= before <= 1 else 0.0)
+        return max(far * spread, LEAST * abs(before), SHARE if before >= 0 else 0.0)
 
     def _chance(self) -> float:
         """The largest difference that counts as chance now."""

@@ -90,7 +90,7 @@ def llama3_json(text: str, schemas: Schemas) -> list[Call]:
 def mistral(text: str, schemas: Schemas) -> list[Call]:
     """[{"name": ..., "arguments": {...}}], or NAME{...} of later tokenizers: Mistral, Pixtral."""
     named, listed = (r"[A-Za-z_][\w.-]*", r"\[") if "[TOOL_CALLS]" in text else (_any_of(schemas), r"\[\s*\{")
-    return in_json(text, rf"(?:\[TOOL_CALLS\]|\A)\s*(?:({named})\s*(?:\[ARGS\])?\s*(?=\{{)|(?={listed}))")
+    return in_json(text.strip(), rf"(?:\[TOOL_CALLS\]|\A)\s*(?:({named})\s*(?:\[ARGS\])?\s*(?=\{{)|(?={listed}))")
 
 
 @register("call format", "granite")

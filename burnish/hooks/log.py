@@ -128,7 +128,7 @@ class GroupLog(Hook):
         self._batch = collected if isinstance(collected, Rollouts) else None
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        if update > 0 and self._batch is not None and len(self._batch):
+        if self._batch is not None and len(self._batch):
             self.lines.write({"update": update, "groups": groups_of(self._batch, self.credited())})
         self._batch = None
 

@@ -75,15 +75,15 @@ def read_medium(path: Path, most: int = FRAMES) -> Medium:
                 sound = mono[None], AUDIO_RATE
             return Medium(frames, rate, sound)
     with Image.open(path, formats=["PNG", "WEBP"]) as image:
-        rate = 1000 / (image.info.get("duration") or 100)
         shown = itertools.islice(ImageSequence.Iterator(image), most)
-        return Medium([np.asarray(frame.convert("RGB")) for frame in shown], rate, None)
+        arrays = [np.asarray(frame.convert("RGB")) for frame in shown]
+        return Medium(arrays, 1000 / (image.info.get("duration") or 100), None)  # known once a frame is read
 
 
 def _embed(path: Path) -> Embedded:
     content, medium = path.read_bytes(), read_medium(path)
     if path.suffix == ".wav":
-        values, rate = medium.sound or (np.zeros((1, 1)), 1)
+        values, rate = medium.sound  # type: ignore[misc]  # the file is one
         if len(content) > PLAYED:  # one channel, at a lower rate
             step = max(1, round(rate / LOW_RATE))
             lower = values.mean(0)[: values.shape[1] // step * step].reshape(1, -1, step).mean(2)

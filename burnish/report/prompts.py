@@ -124,12 +124,11 @@ def _row(rewards: Mapping[int, list[float]], highest: float) -> dict[str, Any]:
     means = [mean(values) for values in rewards.values()]
     spreads = [max(values) - min(values) for values in rewards.values() if len(values) > 1]
     first, last, best = means[0], means[-1], max(means)
-    later = max(means[1:], default=first)
     return {
         "first": short(first), "last": short(last), "best": short(best),
         "change": short(0.0 if _alike(first, last) else last - first) if len(means) > 1 else None,
         "zero": short(sum(spread == 0 for spread in spreads) / len(spreads)) if spreads else None,
-        "never": len(means) > 1 and first < highest and (later <= first or _alike(first, later)),
+        "never": len(means) > 1 and first < highest and _alike(first, best),
         "spark": [short(value) for value in chosen(means, SPARK)],
     }  # fmt: skip
 

@@ -177,10 +177,10 @@ def relative(file: Path, folder: RunFolder) -> str | None:
 
 
 def fewer(points: Sequence[tuple[int, float | None]], most: int = MOST_POINTS) -> list[int]:
-    """Positions of at most ``most`` points: of each stretch the lowest and the highest, and both ends."""
+    """Positions of at most ``most`` points, 4 or more: of each stretch the lowest and the highest, and both ends."""
     if len(points) <= most:
         return list(range(len(points)))
-    stretches = max(1, (most - 2) // 2)
+    stretches = (most - 2) // 2
     kept = {0, len(points) - 1}
     for number in range(stretches):
         rows = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)

@@ -294,9 +294,7 @@ def lost_patterns(before: Samples, after: Samples) -> list[Pattern]:
     """Patterns that were frequent and are rare now, beyond chance, largest loss first and without duplicates."""
     common = sorted(before.keys() & after.keys())
     sides = [[side[place] for place in common] for side in (before, after)]
-    if len({index for index, _ in common}) < ENOUGH or any(
-        sample.response is None for side in sides for sample in side
-    ):
+    if any(sample.response is None for side in sides for sample in side):
         return []
     was, now = map(_rows_by_pattern, sides)
     lost: dict[str, Pattern] = {}

@@ -12,6 +12,7 @@ from burnish.data.scored import scored_groups
 from burnish.diffusion.offline import as_sampled
 from burnish.registry import lookup
 from burnish.types.rollout import OfflineSamples
+from burnish.utils import random
 from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, TIMES, Linear, given, scored, total
 
 FIXED = 3  # elements that are not noised, besides those that are
@@ -179,6 +180,27 @@ def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
     twice, _ = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))
     part = next(twice.terms(9))
     assert (part.target + part.clean).unique(dim=0).shape[0] == twice.time.unique().numel() == 4
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_levels_are_drawn_from_their_range_and_shifted_below_the_first_of_the_schedule(stratified):
+    keys, schedule = [(0, "a"), (0, "b")], torch.tensor([0.9, 0.6, 0.3, 0.0])
+    draws = random.uniform(3, keys)
+    drawn = 0.2 + 0.4 * ((torch.arange(3) + draws) / 3 if stratified else draws)
+    own = {"train_timesteps": 3, "time_range": (0.2, 0.6), "time_shift": 2.0, "time_stratified": stratified}
+    for times, level in (("uniform", drawn), ("logit_normal", torch.special.ndtri(drawn).sigmoid())):
+        found = made("awm", times=times, **own).levels(keys, schedule)
+        torch.testing.assert_close(found, 0.9 * 2 * level / (1 + level))
+
+
+@pytest.mark.parametrize(("low", "high", "steps", "expected"), [
+    (0, 1, 4, range(4)), (0, 0.5, 4, range(2, 4)), (0.5, 1, 4, range(2)), (0.25, 0.75, 4, range(1, 3)),
+    (0.3, 0.7, 10, range(3, 7)), (0.1, 0.35, 4, range(2, 4)),
+])  # fmt: skip
+def test_steps_lie_in_the_part_of_the_way_that_is_asked_for(low, high, steps, expected):
+    algorithm = made("awm", train_timesteps=len(expected), time_range=(low, high))
+    (levels,) = algorithm.levels([(0, "a")], torch.arange(steps, -1, -1))
+    assert sorted(steps - level for level in levels.tolist()) == list(expected)
 
 
 def test_best_of_n_imitates_the_best_and_nothing_else():

@@ -13,6 +13,8 @@ import yaml
 
 import burnish
 from burnish.config.checks import problems
+from burnish.diffusion.algorithms.base import Needs, Teacher
+from burnish.options import OptimizerOptions
 from burnish.registry import lookup, names, register
 from burnish.rl.advantages import Advantages, Rewards
 from burnish.rl.algorithm import advantages_of
@@ -124,6 +126,16 @@ def test_parts_are_chosen_by_name_alone_or_with_options(recipe, name):
     one = burnish.load(recipe, f"algorithm={name}", *others).algorithm
     assert (one.surrogate.name, one.advantage.name) == ("gspo", "leave_one_out")
     assert one.clip == type(one)().clip, "what a recipe says of a part that another takes the place of is left out"
+
+
+def test_what_samples_needs_no_other_network():
+    assert [Teacher(**given).is_start for given in ({}, {"path": "a"}, {"lora": "a"})] == [True, False, False]
+    networks = {"fake": None, "old": OptimizerOptions()}
+    needs = Needs(sampler="old", lagged=("old", "other"), networks=networks, reference=True, teachers=(Teacher(),))
+    assert needs.to_sample() == Needs(sampler="old", lagged=("old",), networks={"old": None})
+    for sampler, baseline, kept in (("old", "reference", 1), ("policy", "reference", 0), ("policy", "old", 1)):
+        made = lookup("flow algorithm", "crd")(baseline=baseline, sample_with=sampler)
+        assert made.needs().lagged == ("old",) * kept
 
 
 def test_an_advantage_of_a_wrong_shape_is_named():

@@ -29,15 +29,14 @@ MOVING = Window(kind="progressive", size=2, stride=1, every=1)
 PROMPTS = [Prompt(text=text) for text in ("one", "two", "three")]
 
 POLICY_GRADIENTS = {
-    "flow_grpo": lambda **o: FlowGRPO(window=WINDOW, **o),
-    "flow_grpo_fast": lambda **o: variants.FlowGRPOFast(**o),
+    "flow_grpo": lambda **o: FlowGRPO(window=WINDOW, **o), "flow_grpo_fast": lambda **o: variants.FlowGRPOFast(**o),
     "mix_grpo": lambda **o: variants.MixGRPO(window=MOVING, steps_after=0.5, **o),
     "dance_grpo": lambda **o: variants.DanceGRPO(best_of=2, **o),
     "grpo_guard": lambda **o: variants.GRPOGuard(window=WINDOW, **o),
     "flow_dppo": lambda **o: variants.FlowDPPO(window=WINDOW, **o),
     "tempflow_grpo": lambda **o: variants.TempFlowGRPO(**o),
     "branch_grpo": lambda **o: variants.BranchGRPO(splits=[0, 2], **o),
-}
+}  # fmt: skip
 
 
 @options

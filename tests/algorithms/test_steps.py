@@ -18,13 +18,10 @@ WEIGHT = torch.tensor([[0.3, -0.2], [0.5, 0.1]])
 SURROGATES = {
     "flow_clip": (flow_clip, {"clip": 0.02, "clip_high": 0.03}),
     "clip": (ppo_clip, {"clip": 0.02, "clip_high": 0.03, "dual_clip": 1.01}),
-    "gspo": (gspo, {"clip": 0.02, "clip_high": 0.03}),
-    "gmpo": (gmpo, {"clip": 0.02, "clip_high": 0.03}),
-    "cispo": (cispo, {"clip": 1.0, "clip_high": 0.01}),
-    "sapo": (sapo, {"tau_pos": 1.0, "tau_neg": 3.0}),
-    "cpgd": (cpgd, {"clip": 0.02, "clip_high": 0.03, "drift_coef": 0.5}),
-    "reinforce": (reinforce, {}),
-}
+    "gspo": (gspo, {"clip": 0.02, "clip_high": 0.03}), "gmpo": (gmpo, {"clip": 0.02, "clip_high": 0.03}),
+    "cispo": (cispo, {"clip": 1.0, "clip_high": 0.01}), "sapo": (sapo, {"tau_pos": 1.0, "tau_neg": 3.0}),
+    "cpgd": (cpgd, {"clip": 0.02, "clip_high": 0.03, "drift_coef": 0.5}), "reinforce": (reinforce, {}),
+}  # fmt: skip
 ALGORITHMS = {
     "sde": ("flow_grpo", {"clip": 0.3, "kl_coef": 0.7, "kl_form": "exact"}),
     "cps": ("flow_grpo", {"clip": 0.3, "transition": "cps", "kl_coef": 0.1}),

@@ -1,6 +1,7 @@
 """What the board answers: numbers of runs and of several beside each other, only to itself, only by GET."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -12,12 +13,15 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import TIME, RunFolder
 from burnish.evaluation.records import Folder, Header, result_of
-from burnish.report.samples import series
+from burnish.report.runs import differences, other_rewards
+from burnish.report.samples import cut, series
+from burnish.utils.paths import CLAIM
 from tests.support.boards import ask, board, recorded
 from tests.support.drawing import noise
-from tests.support.reports import Story, report, run_folder
+from tests.support.reports import Story, report, run_folder, write_lines
+from tests.support.tiny_run import burnish
 
 HEADER_OF = Header(
     suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, primary_metric="ocr",
@@ -44,6 +48,9 @@ def evaluation(place: Path, value: float, header: Header = HEADER_OF) -> Folder:
 
 BARE = Story(updates=10, guided=False, images=False)
 IMAGE = "validation/000010/pictures/000-00.png"
+KEPT = "samples/000002-0"
+REWARD = "val-core/default/reward/mean@6"
+SAID = ("first", "last", "best", "change", "zero", "never")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +58,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board") / "runs"
     recorded(run_folder(root / "a", Story(updates=10, guided=False)), 3)
     Image.fromarray(noise(0)).save(root / "a" / IMAGE)  # unlike that of the first validation
+    for update, scored in ((0, [[1, 0], [0.5, 0.5], [0], [1]]), (10, [[1, 1], [0, 0, None], [0.5, None], [1]])):
+        write_lines(root / "a" / f"validation/{update:06d}/scores.jsonl", [
+            {"source": "hard" if index else "easy", "reward": reward, "values": {}, "index": index, "sample": sample}
+            for index, own in enumerate(scored) for sample, reward in enumerate(own)
+        ])  # fmt: skip
+    (root / "a" / KEPT).mkdir(parents=True)
+    Image.fromarray(noise(0)).save(root / "a" / KEPT / "000.png")
+    said = {"response": "hello", "token_texts": ["he"], "token_logprobs": [-1.0], "note": "n", "components": {"ocr": 1}}
+    kept = [{"sample": 0, "file_name": "000.png"}, {"sample": 1, "file_name": "../a.png"} | said]
+    write_lines(root / "a" / KEPT / "records.jsonl", [{"uid": "0a"} | one for one in kept])
+    asked = {"index": 0, "prompt": "the number 100", "answer": "100"}
+    write_lines(root / "a" / "validation/000010/prompts.jsonl", [asked])
     (root.parent / "secret.png").write_bytes(b"\x89PNG secret")
     return root
 
@@ -67,18 +86,70 @@ def media(port: int, name: str, run: str = "a") -> int:
 
 def test_data_of_a_run(port: int, root: Path):
     _, found, about = ask(port, "/api/run?run=a")
-    assert found["row"]["updates"] == 10
+    row, last = found["row"], RunFolder(root / "a").read_metrics()[-1]
+    names = ("updates", "steps", "state", "algorithm", "seed", "name", "error")
+    assert [row[name] for name in names] == [10, 30, "stopped", "diffusion_nft", 0, "a", ""]
+    assert row["best"] == {"update": 10, "reward": row["last"]} == {"update": 10, "reward": last[REWARD]}
+    assert (row["validation"]["x"], row["seconds"]) == ([0, 10], last[TIME])
     assert found["headline"]
     assert about["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert about["x-content-type-options"] == "nosniff"
-    for what in ("curves", "prompts", "walk", "groups", "time"):
-        assert ask(port, f"/api/{what}?run=a&prompt=0")[0] == 200
+    steps = [row["timing_s/step"] for row in RunFolder(root / "a").read_metrics()[1:]]
+    found = ask(port, "/api/time?run=a")[1]
+    assert (found["x"], found["updates"], found["update"]) == (list(range(1, 11)), [1, 2, 3], 3)
+    assert (found["step"], found["means"]["step"]) == (pytest.approx(steps, 1e-5), pytest.approx(sum(steps) / 10, 1e-5))
+    assert {"gen", "testing"} <= found["phases"].keys() < found["means"].keys()
+    lanes = [
+        {"lane": f"train {rank}", "spans": [["gen", 0, 0.5 + rank], ["update_actor", 1.6, 0.4]]} for rank in (0, 1)
+    ]
+    assert found["spans"] == lanes
+    found = ask(port, "/api/groups?run=a")[1]
+    drawn = [[group["prompt"], group["source"], *group["samples"]] for group in found["groups"]]
+    assert drawn == [
+        [prompt, "default", {"sample": 0, "reward": first, "advantage": 0.7071},
+         {"sample": 1, "reward": second, "advantage": -0.7071}]
+        for prompt, first, second in (("draw seven", 1, 0.5), ("draw one", pytest.approx(0.5), None))
+    ]  # fmt: skip
+    assert (found["updates"], found["update"], found["kept"]) == ([1, 2, 3], 3, [2])
+    assert ask(port, "/api/groups?run=a&update=2")[1]["groups"][0]["samples"] == [
+        {"sample": 0, "reward": 1, "advantage": 0.7071, "note": "", "components": {}, "file": f"{KEPT}/000.png"},
+        {"sample": 1, "reward": 0, "advantage": -0.7071, "note": "n", "components": {"ocr": 1}, "response": "hello",
+         "tokens": [["he", -1, None]]},
+    ]  # fmt: skip
     thumbnail = ask(port, "/api/runs")[1]["runs"][0]["thumbnail"]
     assert thumbnail == {"update": 10, "prompt": "the number 100", "text": None, "file": IMAGE}
     _, content, about = ask(port, f"/media?run=a&side=192&file={quote(IMAGE)}")
     assert (content, about["content-type"]) == ((root / "a" / IMAGE).read_bytes(), "image/png")
     status, content, _ = ask(port, f"/media?run=a&file={quote(IMAGE)}", Range="bytes=0-3")
     assert (status, content) == (206, b"\x89PNG"), "clips are read in parts"
+
+
+def test_how_prompts_went(port: int):
+    """Of a validation the highest reward is 1: there was room above what stayed at 0.5."""
+    found = ask(port, "/api/prompts?run=a&of=training")[1]
+    about = {"source": "default", "answer": None, "seen": 3, "update": 3}
+    assert (found["updates"], found["kept"]) == ([1, 2, 3], [])
+    assert found["prompts"] == [about | one for one in (
+        {"index": 0, "prompt": "draw seven", "first": 0.625, "last": 0.75, "best": 0.75, "change": 0.125, "zero": 0,
+         "never": False, "spark": [0.625, 0.5, 0.75]},
+        {"index": 1, "prompt": "draw one", "first": 0.5, "last": 0.5, "best": 0.5, "change": 0, "zero": None,
+         "never": True, "spark": [0.5] * 3},
+    )]  # fmt: skip
+    found = ask(port, "/api/prompts?run=a")[1]
+    assert (found["updates"], found["kept"]) == ([0, 10], list(range(16)))
+    assert [[row[name] for name in ("prompt", "answer", "source", *SAID)] for row in found["prompts"]] == [
+        ["the number 100", "100", "easy", 0.5, 1, 1, 0.5, 0.5, False], ["", None, "hard", 0.5, 0, 0.5, -0.5, 1, True],
+        ["", None, "hard", 0, 0.5, 0.5, 0.5, None, False], ["", None, "hard", 1, 1, 1, 0, None, False],
+    ]  # fmt: skip
+    walked = ask(port, "/api/walk?run=a&prompt=1")[1]
+    assert (walked["index"], walked["prompt"], walked["answer"]) == (1, "the number 489", "489")
+    assert [(one["update"], [own["sample"] for own in one["samples"]]) for one in walked["updates"]] == [
+        (0, list(range(6))), (10, list(range(6))),
+    ]  # fmt: skip
+    drawn = walked["updates"][1]["samples"]
+    assert drawn[2]["file"] == "validation/000010/pictures/001-02.png"
+    assert [one["exact"] for one in drawn] == [one["reward"] == 1 for one in drawn]
+    assert len({one["exact"] for one in drawn}) == 2
 
 
 @pytest.mark.parametrize("path", ["/", "/board.js", "/board.css", "/api/runs", f"/media?run=a&file={IMAGE}"])
@@ -130,8 +201,11 @@ def test_links_lead_nowhere(tmp_path: Path):
     (half / "metrics.jsonl").unlink()
     (half / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
     os.mkfifo(images / "000-99.png")
+    for place in ("b/c/d/e", "b/c/d/f/g", ".b", "a/b", "b/alarms"):  # runs lie in up to four folders
+        (root / place).mkdir(parents=True)
+        (root / place / "config.yaml").write_text("{}")
     with board(root) as port:
-        assert [one["id"] for one in ask(port, "/api/runs")[1]["runs"]] == ["a"]
+        assert sorted(one["id"] for one in ask(port, "/api/runs")[1]["runs"]) == ["a", "b/c/d/e"]
         assert media(port, IMAGE) == 404
         assert media(port, IMAGE.replace("000-00", "000-99")) == 404
         assert media(port, "validation/000000/pictures/000-01.png") == 404
@@ -155,6 +229,11 @@ def test_a_run_of_this_machine_runs_while_its_process_holds_the_folder(tmp_path:
             row = {"training/global_step": 30}
             folder.metrics.write_text(folder.metrics.read_text() + json.dumps(row) + "\n")
             assert state() == "finished"
+        (tmp_path / "a" / CLAIM).write_text("process 1 on another, whose locks nobody sees here")
+        folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:3]))
+        assert state() == "running"
+        os.utime(folder.metrics, (1e9, 1e9))
+        assert state() == "stopped"
 
 
 def test_runs_beside_each_other(tmp_path: Path):
@@ -174,12 +253,33 @@ def test_runs_beside_each_other(tmp_path: Path):
         assert [len(run["axes"]["samples"]) for run in seeds["runs"]] == [11, 11]
         assert [row["option"] for row in seeds["differences"]] == ["seed", "output_dir"]
         assert seeds["rewards"] == ""
+        assert ask(port, "/api/curves?run=a&from=x")[0] == 400
+        assert ask(port, f"/api/compare?{'&'.join(f'run={i}' for i in range(99))}")[0] == 400
+    one, other = {"x": "1", "rewards.a.weight": "1.0", "rewards.a.cap": "null"}, {"x": "2", "rewards.b.weight": "-0.5"}
+    named = {row["option"]: row["values"] for row in differences({"one": one, "other": other})}
+    assert named == {"x": ["1", "2"], "rewards.a.weight": ["1.0", None], "rewards.b.weight": [None, "-0.5"]}
+    assert "one: a; other: b." in other_rewards({"one": one | {"rewards.b.weight": "-0.0"}, "other": other})
+    assert other_rewards({"one": one, "other": one | {"rewards.c.weight": "0"}}) == ""
+    said = " ".join(burnish("compare", tmp_path / "a", tmp_path / "b").out.split())
+    for words in ("updates 10/30 10/30", "Validation reward 0.772 → 0.", "Options that differ: ", "seed 0 1"):
+        assert words in said
+    assert "two different runs" in burnish("compare", tmp_path / "a", tmp_path / "a", status=2).message
+    listed = [" ".join(line.split()) for line in burnish("runs", tmp_path).out.splitlines()]
+    assert [line.split()[:3] for line in listed if "10/30" in line] in ([[f"{one}", "stopped", "10/30"] for one in pair]
+                                                                       for pair in ("ab", "ba"))  # fmt: skip
 
 
 def test_a_curve_with_fewer_points_keeps_its_extremes_and_its_mean():
-    line = series("a", "training", [(update, float(update % 100 == 7)) for update in range(5000)])
-    assert (len(line["x"]) <= 400, line["y"].count(1.0)) == (True, 50)
-    assert sum(line["mean"]) / len(line["mean"]) == pytest.approx(0.01, rel=0.5)
+    values = [0, 5, 1, 2, -3, 2, 9, 8, 7, None, 1, 6]
+    line = series("a", "training", list(enumerate(values)), [(0.0, 1.0), None, *[(2.0, 3.0)] * 10], most=6)
+    assert [line[name] for name in ("x", "y", "low", "high")] == [
+        [0, 1, 4, 6, 10, 11], [0, 5, -3, 9, 1, 6], [0, None, 2, 2, 2, 2], [1, None, 3, 3, 3, 3],
+    ]  # fmt: skip
+    assert line["mean"] == pytest.approx([0, 8 / 3, 0.5, 6.5, 16 / 3, 6], rel=1e-5)
+    line = series("a", "training", [(update, None) for update in range(9)], most=6)
+    assert (line["x"], line["mean"]) == ([0, 4, 8], [None] * 3)
+    assert series("a", "training", [(0, math.inf)]) == {"name": "a", "style": "training", "x": [0], "y": [None]}
+    assert [cut(text, 3) for text in ("abc", "abcd")] == ["abc", "abc… (1 more characters)"]
 
 
 def test_suites_before_and_after_have_paired_intervals_and_doubts(tmp_path: Path):

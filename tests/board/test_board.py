@@ -1,7 +1,6 @@
 """The board as a person uses it, in a headless browser."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ from tests.support.tiny_run import burnish
 pytestmark = pytest.mark.slow
 
 SMALL = Story(updates=20, steps=30, guided=False, overrides=("seed=0", "optimizer.schedule=constant"))
-PHONE = 390
 TABS = ["Overview", "Curves", "Gallery", "Prompts", "Groups", "System", "Configuration"]
 
 
@@ -209,19 +207,3 @@ def test_what_others_wrote_is_text(page: Browser, hostile):
     page.click("Gallery")
     page.until("document.querySelector('#panel .response')")
     assert page.ask("window.pwned === undefined")
-
-
-@pytest.mark.thorough
-def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_path: Path):
-    burnish("report", runs / "clips")
-    alone = shutil.copy(runs / "clips" / "report.html", tmp_path / "clips.html")
-    page.open(f"file://{alone}", width=PHONE, height=800)
-    page.until("document.querySelector('#board h1')")
-    for tab in TABS:
-        page.click(tab)
-        page.until("document.querySelector('#panel').innerText.length > 20")
-        assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
-    page.click("Gallery")
-    page.until("document.querySelector('#panel .side:not([hidden]) video').src.startsWith('data:')")
-    assert "tab=gallery" in page.ask("location.hash"), "the address says what is seen"
-    assert not [one for one in page.asked if one.startswith("http")]

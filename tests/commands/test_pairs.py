@@ -63,6 +63,27 @@ def test_what_prefers_nothing_is_left_out_and_counted(tmp_path):
     assert "equal rewards (3)" in told
 
 
+def test_samples_to_imitate_are_the_best_and_those_that_are_scored_are_all(tmp_path):
+    kept(
+        tmp_path, "a", [{"reward": 0.2, "shade": 1}, {"reward": 0.9, "shade": 2, "components": {"ocr": 0.1}}], label="x"
+    )
+    kept(tmp_path, "b", [said("x", 1.0), said("x", 0.5), said("cut", 0.9, finished=False), said("two", 0.8, turns=2)])
+    kept(tmp_path, "c", [{"reward": 0.9, "file_name": "000.wav"}, {"reward": 0.3, "shade": 5}])
+    left = ("cut off, whose end would be learned (1)", "several turns (1)", "from files (1)")
+    found, told = made(tmp_path, "sft", "--at-least", 0.3, "--per-prompt", 2, form="sft")
+    assert [(one["reward"], one.get("image", one.get("response"))) for one in found] == [
+        (0.9, "media/a-001.png"), (1.0, "x"), (0.3, "media/c-001.png"),
+    ]  # fmt: skip
+    assert (found[0]["prompt"], found[0]["update"], found[0]["label"]) == ("the number 472", 1, "x")
+    for words in (*left, "score below 0.3 (1)", "came again (1)", "3 samples to imitate of 3 prompts"):
+        assert words in told
+    assert [one["reward"] for one in made(tmp_path, "one", form="sft")[0]] == [0.9, 1.0, 0.3]
+    found, told = made(tmp_path, "scores", "--by", "ocr", form="scores")
+    assert [one["score"] for one in found] == [0.2, 0.1, 1.0, 0.3]
+    for words in (["--by", "clip"], ["--margin", 0.1, "--form", "sft"], ["--at-least", 0.1]):
+        assert words[0] in burnish("pairs", tmp_path, "-o", tmp_path / "no", *words, status=2).message
+
+
 def test_foreign_records_lead_nowhere(tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     kept(tmp_path, "good", rewards(1.0, 0.0))

@@ -97,6 +97,12 @@ def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path)
     assert "[default" not in next(line for line in lines if line.strip().startswith("height:"))
     options = [line for line in lines if ":" in line and not line.endswith(":") and len(line) < 68]
     assert all("#" in line for line in options), "every option is explained"
+    changed = re.findall(r"^ *(\w+): [^#\s].*# (.*)", burnish("config", recipe, "--changed").out, re.MULTILINE)
+    assert {"n", "rank", "steps"} <= {name for name, _ in changed}
+    assert [name for name, words in changed if not words.startswith("[default ")] == []
+    shown = burnish("config", recipe, "rollout", "optimizer.lr").out
+    assert re.findall(r"^(?:\w+|  lr):", shown, re.MULTILINE) == ["rollout:", "optimizer:", "  lr:"]
+    assert "algorithms is not a section" in burnish("config", recipe, "algorithms", status=2).message
 
 
 def test_recipes_are_listed_in_groups_with_titles():

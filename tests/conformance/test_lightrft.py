@@ -172,10 +172,8 @@ def test_advantages_and_returns(c):
     """Padding stays 0, where LightRFT shifts it; the fraction is that of chosen tokens, before they are clipped."""
     given, mask = c.inputs, c.inputs["action_mask"].bool()
     options: Any = {
-        "gamma": given["gamma"],
-        "advantage_clip": given.get("advantage_clip"),
-        "whiten": "norm_clip" in c.id,
-    }
+        "gamma": given["gamma"], "advantage_clip": given.get("advantage_clip"), "whiten": "norm_clip" in c.id,
+    }  # fmt: skip
     name = "ppo" if "values" in given else "reinforce"
     options |= {"lam": given["lambd"], "value": given["values"]} if name == "ppo" else {}
     batch, metrics = by_token(name, given["rewards"], mask, **options)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from burnish.environments.base import Environment, Observation
+from burnish.environments.function import action_in, shown
 from burnish.registry import lookup, names
 from burnish.testing import check_environment
 from burnish.types.prompt import Prompt
@@ -23,7 +24,11 @@ MOVES = [f"<answer>{way}</answer>" for way in ("up", "left", "nowhere", "down", 
 
 
 def test_a_game_of_users() -> None:
-    check_environment(lookup("environment", "function")(path=f"{ROOT}/examples/grid_game.py:GridGame"), PROMPT, MOVES)
+    function = lookup("environment", "function")
+    check_environment(function(path=f"{ROOT}/examples/grid_game.py:GridGame"), PROMPT, MOVES)
+    for arguments, said in ({}, "no method reset and no step"), ({"x": 1}, "can't be created"):
+        with pytest.raises(UserError, match=said):
+            function(path="builtins:object", arguments=arguments).check()
 
 
 def test_tools(tmp_path: Path) -> None:
@@ -126,7 +131,17 @@ def test_environments_of_gymnasium() -> None:
     seen = boxes.reset(PROMPT, 3)
     assert (seen.words, np.asarray(seen.images[0]).max()) == ("image: [image]\nstep: 0\n", 3)
     assert boxes.step('so {"move": [0.5, -1], "name": "left"}').reward == -0.5
-    assert "no action" in boxes.step('{"move": [0.5, 7], "name": "left"}').words
+    for response in ('{"move": [0.5, 7], "name": "left"}', '{"move": [0.5, 1]}', "[]", "left"):
+        assert ("no action" in (seen := boxes.step(response)).words, seen.reward) == (True, 0)
+    import gymnasium.spaces as spaces
+
+    both = spaces.Tuple([spaces.Discrete(4), spaces.Text(8)])
+    assert action_in('not [1, "up"] [but [this] and {"a": "[2]"} and [3, "left"] {', both) == (3, "left")
+    assert action_in(" go \n", spaces.Text(8)) == "go"
+    assert action_in("1 of -2", spaces.Discrete(4, start=-3)) == -2
+    assert shown(("a", {"b": np.zeros((2, 2, 2, 3), np.uint8)[0, 0, 0], "c": np.ones(2)})) == [
+        "a", "\n", "b: ", "[0, 0, 0]", "\n", "c: ", "[1.0, 1.0]", "\n", "\n",
+    ]  # fmt: skip
 
 
 def test_another_environment_for_each_label(tmp_path: Path) -> None:
@@ -135,6 +150,9 @@ def test_another_environment_for_each_label(tmp_path: Path) -> None:
     tools = {"name": "tools", "functions": {"add": f"{tmp_path / 'sums.py'}:add"}}
     both = lookup("environment", "by_label")(environments={"game": game, "sums": tools}, max_turns=9)
     both.check()
+    assert (both.roles, both.user_code()) == (("tool",), [game["path"], *tools["functions"].values()])
+    assert [both.longest(50)] + [replace(both, max_length=most).longest(50) for most in (400, 500)] == [450, 400, 450]
+    assert [one["function"]["description"] for one in both.tools()["sums"]] == [""]
     for label in ("game", "sums", None):
         check_environment(both, replace(PROMPT, label=label), MOVES)
     assert [len(replace(PROMPT, label=label).told(both.tools())) for label in ("game", "sums", None)] == [0, 1, 0]

@@ -5,7 +5,13 @@ from functools import partial
 
 import pytest
 
+from burnish.config import load
+from burnish.language.offline import short_records
+from burnish.language.records import ResponseRecord
+from burnish.training.ranks import SINGLE_RANK
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
+from tests.support.language_samples import folder_of, model_of
 from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, image_file, read, shade, write
 
 LEARNED = {
@@ -100,6 +106,33 @@ def test_judgements_are_good_or_bad(folder):
     ]  # fmt: skip
     assert turns(found[2]) == [("user", "a?")]
     assert found[0].uid != found[1].uid
+
+
+def test_records_are_taken_up_to_their_limits_and_not_beyond():
+    model, prompt = model_of("llama"), Prompt(text="What is this?")
+    asked, positions, said = model.count_tokens(prompt.chat(), []), model.max_positions, "it is so, and was"
+    told, word = len(model.response_ids(said)), len(model.response_ids("a a")) - len(model.response_ids("a"))
+
+    def kept(*texts, **options):
+        given = [f"{name.replace('__', '.')}={value}" for name, value in options.items()]
+        config = load("vlm_quickstart", [f"model.path={folder_of('llama')}", *given])
+        records = [ResponseRecord(prompt, (text,)) for text in texts]
+        return [record.responses[0] for record in short_records(records, lambda: model, config, {}, SINGLE_RANK)]
+
+    for option, least in (("rollout__max_new_tokens", told), ("data__max_prompt_length", asked)):
+        enough = {"rollout__max_new_tokens": told} | {option: least}
+        assert kept(said, **enough) == [said]
+        with pytest.raises(UserError, match=f"{option.rpartition('__')[2]} is {least - 1}"):
+            kept(said, **enough | {option: least - 1})
+    some = {"rollout__max_new_tokens": told, "data__max_prompt_length": asked}
+    assert kept(f"{said} {said}", said, **some, data__overlong="filter") == [said]
+    with pytest.raises(UserError, match=r"1 of 2 records are too long"):
+        kept(f"{said} {said}", said, **some)
+    longest = " ".join(["a"] * ((positions - asked - len(model.response_ids("a"))) // word + 1))
+    assert asked + len(model.response_ids(longest)) == positions
+    assert kept(longest, rollout__max_new_tokens=positions) == [longest]
+    with pytest.raises(UserError, match=f"{positions + word} tokens, but the model has {positions} positions"):
+        kept(f"{longest} a", rollout__max_new_tokens=positions)
 
 
 IMAGES = ["algorithm=sft", OFFLINE]

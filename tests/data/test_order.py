@@ -63,8 +63,7 @@ def test_every_epoch_has_every_prompt_once_in_a_new_order_of_the_seed(files, tmp
 def test_every_stretch_of_a_mixture_has_the_shares_and_lists_have_epochs_of_their_own(files, tmp_path):
     paths = lists(tmp_path, 5, 2)
     found = flat(Drawn(files, paths, "data.mix=[2, 1]").after(6))
-    for length in range(1, 19):
-        assert abs(sum(text[0] == "1" for text in found[:length]) - length / 3) <= 1.0001
+    assert "".join(text[0] for text in found) == "010" * 6
     for part, size in ((0, 5), (1, 2)):
         own = [text for text in found if text[0] == str(part)]
         assert [sorted(own[at : at + size]) for at in (0, size)] == [[f"{part}-{i}" for i in range(size)]] * 2
@@ -144,6 +143,29 @@ def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(fil
     write(tmp_path / "0.jsonl", *records[1:2], {"prompt": "mended"}, *records[3:])
     drawn.after(3)
     assert "1 of 6 training records have changed since the checkpoint: record 1; the run" in caplog.text
+
+
+ASKED = """
+import json
+def choose(records, history, update, count, seed):
+    with open({!r}, "a") as lines:
+        lines.write(json.dumps([update, seed, {{record.text: own for record, own in zip(records, history)}}]) + "\\n")
+    return range(update % 2, update % 2 + count)
+"""
+
+
+def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_seed_each_time(files, tmp_path):
+    (tmp_path / "mine.py").write_text(ASKED.format(str(tmp_path / "asked")))
+    drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")
+    drawn.after(4)
+    asked = {line[0]: line for line in map(json.loads, (tmp_path / "asked").read_text().splitlines())}
+    assert list(asked) == [1, 2, 3, 4]
+    assert len({seed for _, seed, _ in asked.values()}) == 4
+    lines, known = (drawn.run.output / "groups.jsonl").read_text().splitlines(), {f"0-{i}": [] for i in range(4)}
+    for line, (*_, history) in zip(lines, asked.values(), strict=True):
+        assert history == {text: [pytest.approx(value, abs=1e-6) for value in own] for text, own in known.items()}
+        for group in json.loads(line)["groups"]:
+            known[group["prompt"]].append(sum(group["rewards"]) / 2)
 
 
 WRONG = {  # what a sampler does, and what is said of it

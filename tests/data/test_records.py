@@ -160,8 +160,7 @@ def test_images_come_in_many_shapes_and_parts_may_bring_theirs(folder):
         assert [shade(one.images[0]) for one in found] == [10] * len(ways)
     (prompt,) = asked(folder, {"images": ["light.png"], "messages": [
         user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}, {"type": "image"}]),
-        {"role": "assistant", "content": "Two pictures."},
-        user([{"type": "image", "image": "dark.png", "text": None}]),
+        {"role": "assistant", "content": "Two pictures."}, user([{"type": "image", "image": "dark.png", "text": None}]),
     ]})  # fmt: skip
     assert [shade(image) for image in prompt.images] == [10, 200, 10]
     assert prompt.images[0] == prompt.images[2]

@@ -2,136 +2,19 @@
 
 import json
 import re
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, image_file, prompts, refused, write
+from tests.support.records import GENERATOR, LANGUAGE, image_file, prompts, refused, write
 from tests.support.tiny_run import burnish
 
 MOST = 7  # that are told in words at once
-USER = {"role": "user", "content": "so?"}
-
-
-def user(*parts):
-    return [{"role": "user", "content": [*parts]}]
-
-
-def said(text="b", **more):
-    return {"role": "assistant", "content": text, **more}
-
-
-def calling(**function):
-    return said(None, tool_calls=[function])
-
-
-CALLING = said("", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}])
-PAIR = {"prompt": "a?", "chosen": "good", "rejected": "bad"}
-SHOWN = {"prompt": "p", "image": "grey.png"}
-GENERATORS: list[tuple[Any, str]] = [
-    ('{"prompt": "a"', "column 15"), ("a cat", "column 1"), ('["a cat"]', "list"), ('"a cat"', "str"), ({}, "prompt"),
+# of each kind: recipe and options that read it, a good record, and wrong ones with a word that the message must have
+KINDS = json.loads(Path(__file__).with_name("wrong_records.json").read_text())
+KINDS["prompts"]["wrong"] += [
     ("[" * 200_000, "nested"), ("{" + '"n":1,' * 100_000 + '"n":2}', "'n'"), (b"caf\xe9", "byte 3 is not UTF-8"),
-    ({"prompt": []}, "[]"), ({"prompt": [said("a")]}, "'assistant'"),
-    ({"prompt": "a", "answer": "b", "target": "c"}, "data.answer_key"),
-    ({"prompt": "a", "mask_image": 3}, "3"),
-    ({"prompt": "a", "image": "broken.png"}, "decoded"),
-    ({"prompt": "<image> <image>", "images": ["data:,"]}, "decoded"), ({"promt": "a"}, "'promt'"),
-    ({"prompt": [{"role": "user"}]}, "None"),
-    ({"prompt": " "}, "empty"), ({"prompt": "a", "text": "b"}, "data.prompt_key"),
-    ({"prompt": "a", "answer": True}, "True"),
-    ({"prompt": "a", "negative_prompt": 1}, "'negative_prompt'"), ({"prompt": "\ud800"}, "surrogate"),
-    ({"prompt": user({"type": "video", "video": ["grey.png"]})}, "video"),
 ]  # fmt: skip
-QUESTIONS: list[tuple[Any, str]] = [
-    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"), ({"prompt": "<image>?"}, "0 images, but 1"),
-    ({"prompt": "<image>", "images": [{"path": "grey.png", "nframes": 3}]}, "'nframes'"),
-    ({"prompt": "<image>", "images": [{"path": "grey.png", "max_pixels": 0}]}, "max_pixels 0"),
-    ({"prompt": [USER | {"reasoning": 3}]}, "'reasoning' is 3"), ({"prompt": [USER | {"loss": 0.5}]}, "'loss' is 0.5"),
-    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 images, but 2"), ({"prompt": " "}, "empty"),
-    ({"prompt": "<image>Same?", "images": ["grey.png", "grey.png"]}, "2 images, but 1"),
-    ({"prompt": "<image>?", "image": "none.png"}, "No such file"), ({"prompt": "<image>?", "image": 3}, "3"),
-    ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"), ({"prompt": "<video>"}, "0 videos, but 1"),
-    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "uint8"), ({"prompt": "a", "answer": ["1"]}, "['1']"),
-    ({"prompt": "<image>?", "images": ["grey.png"], "image": "grey.png"}, "'images' and 'image'"),
-    ({"prompt": "a", "answer": float("nan")}, "'answer' is nan"), ({"prompt": [calling(), USER]}, "{}"),
-    ({"prompt": [calling(name="f", arguments="{"), USER]}, "a call of f"),
-    ({"prompt": [calling(name="f") | {"role": "user"}]}, "'user' with tool_calls"),
-    ({"prompt": [{"role": "human", "content": "a"}]}, "system, developer, user, assistant, tool"),
-    ({"prompt": user({"type": "smell"})}, "'smell'"), ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"),
-    ({"prompt": [said("a")]}, "assistant"), ({"conversations": [{"from": "martian", "value": "a"}]}, "'martian'"),
-    ({"instruction": "a", "conversations": []}, "data.prompt_key"), ({"instruction": "a", "input": 3}, "'input' is 3"),
-    ({"prompt": "a", "tools": [{"name": "\ud800"}]}, "'tools'"),
-    ({"prompt": "<video>?", "videos": ["data.jsonl"]}, "decoded"), ({"prompt": "?", "audio": "grey.png"}, "decoded"),
-    *(({"prompt": "?", "video": {"frames": ["grey.png"] * 3, "fps": fps}}, "frames per second")
-      for fps in (0, float("nan"), 10**300, "24")),
-]  # fmt: skip
-ONLY_REWARD_MODELS = [{"tie": True}, {"preference": "rejected"}, {"preference": {"a": "tie"}}]
-PREFERENCES: list[tuple[Any, str]] = [
-    ({"prompt": "a", "chosen": "b"}, "rejected"), ({"prompt": "a", "chosen": "b", "rejected": "b"}, "prefers nothing"),
-    ({"chosen": "b", "rejected": "c"}, "no prompt"), (PAIR | {"chosen": [USER]}, "assistant's"),
-    ({"chosen": [USER, said()], "rejected": [said(), said("c")]}, "last message"),
-    (PAIR | {"chosen": [said(reasoning="c")]}, "reasoning"), (PAIR | {"chosen": [CALLING]}, "tool_calls"),
-    *((PAIR | more, "reward models") for more in ONLY_REWARD_MODELS),
-]  # fmt: skip
-JUDGED: list[tuple[Any, str]] = [
-    ({"prompt": "a", "response": "b", "label": "yes"}, "'label'"), ({"prompt": "a", "label": True}, "response"),
-    ({"prompt": "a", "response": "", "label": True}, "'response' is empty"),
-    ({"messages": [USER, CALLING], "label": True}, "tool_calls"),
-]  # fmt: skip
-DEMONSTRATIONS: list[tuple[Any, str]] = [
-    ({"messages": [said("a")]}, "answers nothing"), ({"prompt": "a", "response": 3}, "'response' is 3"),
-    ({"prompt": "a", "response": [said([{"type": "image"}])]}, "text only"), ({"prompt": "a"}, "no response"),
-    ({"messages": [USER, CALLING]}, "tool_calls"), ({"messages": [USER, said(thinking="c")]}, "thinking"),
-    ({"messages": [USER, said(train=False)]}, "learned"),
-    ({"messages": [USER, said([{"type": "image"}])], "image": "grey.png"}, "text only"),
-]  # fmt: skip
-STEPWISE = {"prompt": "a", "steps": ["b", "c"], "labels": [1, 0.5]}
-COMPARED: list[tuple[Any, str]] = [
-    (PAIR | {"tie": 1}, "'tie' is 1"), (PAIR | {"tie": True, "preference": "chosen"}, "'tie' and 'preference'"),
-    (PAIR | {"preference": "chosen"}, "truth, style"), (PAIR | {"preference": {"truth": "A"}}, "chosen, rejected, tie"),
-    (PAIR | {"preference": {"form": "chosen"}}, "'form'"), (PAIR | {"preference": {"truth": None}}, "truth, style"),
-    (PAIR | {"margin": {"truth": -1}}, "negative"),
-]  # fmt: skip
-IMAGES: list[tuple[Any, str]] = [
-    ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
-    (SHOWN | {"image": "no.png"}, "No such file"),
-    (SHOWN | {"image": "data.jsonl"}, "decoded"), (SHOWN | {"file_name": "grey.png"}, "'image' and 'file_name'"),
-    (SHOWN | {"image": "small.png"}, "4 x 4"),
-]  # fmt: skip
-PAIRS: list[tuple[Any, str]] = [
-    ({"prompt": "p", "chosen": "grey.png"}, "rejected"),
-    ({"prompt": "p", "chosen": "grey.png", "rejected": "grey.png"}, "same image"),
-]  # fmt: skip
-STEPS: list[tuple[Any, str]] = [
-    (STEPWISE | {"labels": [1, 1.5]}, "from 0 to 1"), (STEPWISE | {"labels": [1]}, "each of 2 steps"),
-    (STEPWISE | {"labels": "good"}, "'good'"), (STEPWISE | {"steps": []}, "no list of steps"),
-    (STEPWISE | {"steps": ["b", " "]}, "must have text"),
-]  # fmt: skip
-SAMPLED = {"prompt": "a", "response": "b", "token_ids": [1, 2], "logprobs": [-0.1, -0.2], "score": 0.5}
-SCORED: list[tuple[Any, str]] = [
-    ({key: value for key, value in SAMPLED.items() if key != "score"}, "has no score"),
-    (SAMPLED | {"score": "good"}, "'good'"), (SAMPLED | {"logprobs": [-0.1]}, "1 logprobs of 2 token_ids"),
-    (SAMPLED | {"logprobs": None}, "algorithm.given_logprobs=reference"),
-    (SAMPLED | {"token_ids": None}, "has logprobs, but no token_ids"), (SAMPLED | {"turns": 3}, "'turns' is 3"),
-    (SAMPLED | {"token_ids": None, "logprobs": None, "finished": False}, "was cut"),
-]  # fmt: skip
-KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
-    "prompts": (GENERATOR, [], {"prompt": "a"}, GENERATORS),
-    "questions": (LANGUAGE, [], {"prompt": "a"}, QUESTIONS),
-    "preferences": (LANGUAGE, ["algorithm=dpo", OFFLINE], PAIR, PREFERENCES),
-    "judgements": (LANGUAGE, ["algorithm=kto", OFFLINE], {"prompt": "a", "response": "b", "label": True}, JUDGED),
-    "demonstrations": (LANGUAGE, ["algorithm=sft", OFFLINE], {"prompt": "a", "response": "b"}, DEMONSTRATIONS),
-    "comparisons": (
-        LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
-    ),
-    "scored": (LANGUAGE, ["algorithm=grpo", "data.scores={score: 1}"], SAMPLED, SCORED),
-    "steps": (LANGUAGE, [*ALONE, "algorithm={name: process_reward, kind: bce}"], STEPWISE, STEPS),
-    "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, IMAGES),
-    "pairs": (
-        GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],
-        {"prompt": "p", "chosen": "grey.png", "rejected": "light.png"}, PAIRS,
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -146,7 +29,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
-    recipe, options, good, wrong = KINDS[kind]
+    recipe, options, good, wrong = (KINDS[kind][name] for name in ("recipe", "options", "good", "wrong"))
     for first in range(0, len(wrong), MOST):
         some = wrong[first : first + MOST]
         path = write(folder / "data.jsonl", good, *(record for record, _ in some), "", good)

@@ -16,12 +16,10 @@ def scores(reward, *, missing=None, names=(), components=None) -> Scores:
     reward = torch.as_tensor(reward, dtype=torch.float32)
     count = len(reward)
     return Scores(
-        reward=reward,
-        missing=torch.zeros(count, dtype=torch.bool) if missing is None else torch.tensor(missing),
-        components=torch.zeros(count, 0) if components is None else torch.tensor(components),
-        names=tuple(names),
+        reward=reward, missing=torch.zeros(count, dtype=torch.bool) if missing is None else torch.tensor(missing),
+        components=torch.zeros(count, 0) if components is None else torch.tensor(components), names=tuple(names),
         notes=[""] * count,
-    )
+    )  # fmt: skip
 
 
 def prompts(uids, source="ocr") -> list[Prompt]:
@@ -62,24 +60,16 @@ def test_times():
 
 def test_missing_rewards_are_counted_and_left_out():
     given = scores(
-        [1.0, 0.0, 99.0, 99.0, 99.0],
-        missing=[False, False, True, True, True],
-        names=("a", "b"),
+        [1.0, 0.0, 99.0, 99.0, 99.0], missing=[False, False, True, True, True], names=("a", "b"),
         components=[[1.0, NAN], [0.0, NAN], [0.5, NAN], [NAN, NAN], [NAN, NAN]],
-    )
+    )  # fmt: skip
     metrics = reward_metrics(given, torch.tensor([0, 0, 0, 1, 1]))
     assert metrics == {
-        "critic/missing_count": 3.0,
-        "critic/missing_ratio": pytest.approx(0.6),
-        "critic/rewards/zero_std_ratio": 0.0,
-        "critic/rewards/std": 0.5,
-        "critic/rewards/std_mean": 0.5,
-        "critic/rewards/group_size": 2.0,
-        "critic/rewards/solved_ratio": 0.0,
-        "critic/rewards/dead_ratio": 0.0,
-        "critic/a/mean": 0.5,
+        "critic/missing_count": 3.0, "critic/missing_ratio": pytest.approx(0.6), "critic/rewards/zero_std_ratio": 0.0,
+        "critic/rewards/std": 0.5, "critic/rewards/std_mean": 0.5, "critic/rewards/group_size": 2.0,
+        "critic/rewards/solved_ratio": 0.0, "critic/rewards/dead_ratio": 0.0, "critic/a/mean": 0.5,
         "critic/a/std": pytest.approx((1 / 6) ** 0.5),
-    }
+    }  # fmt: skip
     nothing = reward_metrics(scores([0.0, 0.0], missing=[True, True]), torch.tensor([0, 0]))
     assert nothing == {"critic/missing_count": 2.0, "critic/missing_ratio": 1.0}
 

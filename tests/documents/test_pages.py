@@ -32,9 +32,8 @@ QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 TEXTS = {
     "monitoring.md": "what the run in tests/system/test_learning.py says",
     "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
-    "memory.md": "of a machine that is not here",
-    **dict.fromkeys(("recovery.md", "judges.md"), "compared below"),
-}
+    "memory.md": "of a machine that is not here", **dict.fromkeys(("recovery.md", "judges.md"), "compared below"),
+}  # fmt: skip
 # Python whose imports are looked up instead of run
 NOT_RUN = {
     "install.md": "tests/documents/test_own_parts.py trains with it",

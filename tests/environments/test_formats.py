@@ -31,7 +31,7 @@ def parse(text, how):
 def test_calls_are_read_in_order_with_the_types_of_their_arguments_and_what_is_nearly_one_is_told(how):
     assert f"\n| `{how}` | " in (ROOT / "docs" / "environments.md").read_text()
     for text in TEXTS[how]["texts"]:
-        assert parse(text, how) == [Call("look", WANTED)], text
+        assert parse(text, how) == parse(f"\n {text} \n", how) == [Call("look", WANTED)], text
     assert [call.arguments for call in parse(TEXTS[how]["several"], how)] == [WANTED, WANTED]
     (broken,) = parse(TEXTS[how]["broken"], how)
     assert broken.problem or broken.name not in SCHEMAS
@@ -46,13 +46,17 @@ def test_texts_without_their_quotes_end_where_the_next_argument_begins():
         ("call:look{place:Rome, Italy (a {b}),times:2}", "gemma4", {"place": "Rome, Italy (a {b})", "times": 2}),
         ('<|tool_call>call:f{a:{b:[1,<|"|>x}, times:3<|"|>]}}<tool_call|>', "gemma4", {"a": {"b": [1, "x}, times:3"]}}),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "hermes", {"a": 1}),
+        ("<tool_call><function=f><parameter= a >1</parameter></function></tool_call>", "qwen3_coder", {"a": 1}),
     ):
         assert [call.arguments for call in parse(text, how)] == [arguments]
 
 
 def test_python_is_read_and_never_run():
-    for text in ("[look(place=open('x'))]", "[look(**{})]", "[a.b(c=1)]", "[look(place=" + "[" * 10_000):
-        assert not any(call.arguments for call in parse(text, "pythonic"))
+    for text in ("[look(place=open('x'))]", "[look(**{})]", "[look('x')]", "[look(place=" + "[" * 10_000):
+        (call,) = parse(text, "pythonic")
+        assert (bool(call.problem), call.arguments) == (True, None)
+    for text in ("look(place=", "[a.b(c=1)]", "[look(place=" + "[" * 20_000):
+        assert parse(text, "pythonic") == []
 
 
 OWN = """

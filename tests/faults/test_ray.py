@@ -237,10 +237,9 @@ SELDOM = [
 
 
 @pytest.mark.parametrize(
-    ("half", "model", "options", "place", "death"),
-    [*OFTEN, *seldom(*SELDOM)],
+    ("half", "model", "options", "place", "death"), [*OFTEN, *seldom(*SELDOM)],
     ids=["a worker", "ranks", "ranks and a worker", "clips by a worker", "ranks and vLLM"],
-)
+)  # fmt: skip
 def test_it_learns_apart_what_one_process_learns_though_one_is_killed(
     files, machines, fate, half, model, options, place, death
 ):

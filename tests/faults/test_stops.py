@@ -111,29 +111,6 @@ def test_what_is_given_up_is_made_again(runs, call):
     assert run.metrics == runs.whole.metrics
 
 
-@pytest.mark.thorough
-@ONE_KIND
-def test_a_run_whose_learning_rate_falls_is_made_longer(runs):
-    falling = ["optimizer.schedule=linear", "validation.every=0", "trainer.mini_batch_size=null", "trainer.epochs=1"]
-    rates, states = {}, {}
-    for name, attempts in {
-        "straight": [["steps=3"]],
-        "planned": [["steps=2", "optimizer.schedule_updates=3"], ["steps=3", "optimizer.schedule_updates=3"]],
-        "longer": [["steps=2"], ["steps=3", "optimizer.schedule_updates=3"]],
-    }.items():
-        run = runs.run(name, *falling)
-        for more in attempts:
-            run.train(*more)
-        rates[name], states[name] = [line["actor/lr"] for line in run.metrics[1:]], last_state(run.output)
-    assert states["planned"] == states["straight"]
-    assert rates["planned"] == rates["straight"]
-    assert rates["straight"][2] == rates["longer"][2] > 0
-    assert rates["longer"][1] == pytest.approx(rates["longer"][0] / 2)
-    said = runs.run("longest", *falling)
-    said.train()
-    assert "optimizer.schedule_updates=4" in said.train("steps=4", status=2).message
-
-
 @ONE_KIND
 @pytest.mark.parametrize("processes", [0, *seldom(1)])
 def test_a_reward_that_takes_a_minute_is_not_waited_for(runs, processes):

@@ -155,7 +155,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 SELDOM = [
     "flow_grpo apart bypass", "flow_grpo best of", "flow_grpo bfloat16", "flow_grpo gdpo", "flow_grpo kl exact",
     "flow_grpo last", "flow_grpo shared", "mix_grpo faster", "grpo_guard kl", "flow_dppo means", "tempflow_grpo plain",
-    "branch_grpo parents", "diffusion_nft edit", "diffusion_nft ramp", "awm huber", "awm t2", "crd sampling",
+    "diffusion_nft edit", "diffusion_nft ramp", "awm huber", "awm t2", "crd sampling",
     "dgpo old", "tdm_r1 all weights", "diffusion_dpo schedule", "distill ode", "draft lv level", "draft refl",
     "sft best", "awm scored",
 ]  # fmt: skip

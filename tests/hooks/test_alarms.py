@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from tests.support.tiny_run import TinyRun
 
 EQUAL = {2, 3, 4, 5}  # updates of which all rewards are equal
@@ -24,8 +27,8 @@ def run_of(files: Path, folder: Path, *more: str) -> TinyRun:
     return TinyRun(files, "language", "llama", *options, name=f"alarms/{folder.name}")
 
 
-def recorded(run: TinyRun) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.output / "alarms.jsonl").read_text().splitlines()]
+def recorded(run: TinyRun, file: str = "alarms") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.output / f"{file}.jsonl").read_text().splitlines()]
 
 
 def test_an_alarm_is_raised_once_and_is_over_when_it_is_also_in_a_resumed_run(files, tmp_path):
@@ -35,6 +38,24 @@ def test_an_alarm_is_raised_once_and_is_over_when_it_is_also_in_a_resumed_run(fi
     assert (raised["name"], raised["update"], raised["since"]) == ("constant_reward", 4, 2)
     assert over == {"update": 6, "over": "constant_reward"}
     assert [line["alarms/standing"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+    _, *rows = whole.metrics
+    assert [row["training/epoch"] / rows[0]["training/epoch"] for row in rows] == pytest.approx(range(1, 9))
+    for file, kept in ((name, recorded(whole, name)) for name in ("groups", "timeline")):
+        assert [line["update"] for line in kept] == list(range(1, 9)), file
+    for line in recorded(whole, "groups"):
+        for group in line["groups"]:
+            off, std = np.subtract(group["rewards"], np.mean(group["rewards"])), np.std(group["rewards"], ddof=1)
+            np.testing.assert_allclose(np.multiply(group["advantages"], std + 1e-6), off, atol=1e-5)
+            assert (np.diff(group["samples"]).tolist(), group["source"]) == ([1] * 3, "default")
+    for line in recorded(whole, "timeline"):
+        (spans,) = line["lanes"].values()
+        assert line["lanes"].keys() == {"this process"}
+        assert min(start for _, start, _ in spans) == 0
+        assert (
+            {"gen", "reward", "update_actor"}
+            <= {what for what, _, _ in spans} - {"step"}
+            == {what for what, _, _ in spans}
+        )
     parted = run_of(files, tmp_path / "parted")
     parted.train("steps=4")
     parted.train("steps=8")

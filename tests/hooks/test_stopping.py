@@ -43,6 +43,7 @@ class Bench:
 def test_the_run_stops_when_its_longest_update_and_saving_would_not_fit():
     bench = Bench(saving=5.0)
     assert not bench.update(0, 50.0), "judging the untrained model is no update"
+    assert not Bench().update(0, 99.5)
     assert not bench.update(1, 20.0)  # 70: 20 more and 5 to save
     assert not bench.update(2, 5.0)  # 75
     assert bench.update(3, 0.5)  # 75.5: an update as long as the first ends at 95.5

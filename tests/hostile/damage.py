@@ -41,14 +41,11 @@ def entry(key: str, value: Any) -> Damage:
 
 
 ANY: dict[str, Damage] = {
-    "missing": lambda path, draw: path.unlink(),
-    "empty": _rewrite(lambda content, draw: b""),
+    "missing": lambda path, draw: path.unlink(), "empty": _rewrite(lambda content, draw: b""),
     "cut short": _rewrite(lambda content, draw: content[: draw.randrange(1, len(content))]),
-    "flipped bits": _rewrite(_flip),
-    "noise": _rewrite(lambda content, draw: draw.randbytes(1000)),
-    "a folder": _replace(lambda path: path.mkdir()),
-    "a loop": _replace(lambda path: path.symlink_to(path.name)),
-}
+    "flipped bits": _rewrite(_flip), "noise": _rewrite(lambda content, draw: draw.randbytes(1000)),
+    "a folder": _replace(lambda path: path.mkdir()), "a loop": _replace(lambda path: path.symlink_to(path.name)),
+}  # fmt: skip
 TEXT: dict[str, Damage] = {
     "not UTF-8": _rewrite(lambda content, draw: content.replace(b"a", b"\xe4")),
     "NUL": _rewrite(lambda content, draw: content[:9] + b"\0" + content[9:]),

@@ -132,12 +132,9 @@ def test_ddim_is_that_of_diffusers_after_the_change_of_variables(eta, index):
 
 
 WINDOWS = [
-    Window(start=2),
-    Window(kind="fixed", size=2, start=1),
-    Window(kind="random", size=3, start=2, stop=7),
-    Window(kind="random", size=3, scattered=True),
-    Window(kind="progressive", size=3, every=2, stride=2, stop=8),
-]
+    Window(start=2), Window(kind="fixed", size=2, start=1), Window(kind="random", size=3, start=2, stop=7),
+    Window(kind="random", size=3, scattered=True), Window(kind="progressive", size=3, every=2, stride=2, stop=8),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)

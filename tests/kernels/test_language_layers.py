@@ -75,11 +75,10 @@ def dense(segments, window=None):
 
 
 SEGMENTS = {
-    "one": [Segment(0, 6)],
-    "equal": [Segment(0, 4), Segment(4, 4), Segment(8, 4)],
+    "one": [Segment(0, 6)], "equal": [Segment(0, 4), Segment(4, 4), Segment(8, 4)],
     "ragged": [Segment(0, 3), Segment(3, 9), Segment(12, 1), Segment(13, 8), Segment(21, 2)],
     "tree": [Segment(0, 5), Segment(5, 3), Segment(8, 4, 0), Segment(12, 4, 1), Segment(16, 1, 0), Segment(17, 5, 1)],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [None, 6])

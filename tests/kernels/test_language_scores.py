@@ -102,16 +102,14 @@ WINDOW = 6  # of tokens: prompts and responses are longer
 WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW}
 ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
 CASES = {
-    "mistral": ("mistral", {"sliding_window": WINDOW}),
-    "mistral with windows in some layers": ("mistral", ALTERNATING),
-    "ministral": ("ministral", ALTERNATING),
-    "qwen2 with windows": ("qwen2", WINDOWS | {"max_window_layers": 1}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}), "mistral with windows in some layers": ("mistral", ALTERNATING),
+    "ministral": ("ministral", ALTERNATING), "qwen2 with windows": ("qwen2", WINDOWS | {"max_window_layers": 1}),
     "qwen2 with windows switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": WINDOW}),
     "qwen3 with windows": ("qwen3", WINDOWS | {"max_window_layers": 2}),
     "qwen2_moe with windows": ("qwen2_moe", WINDOWS | {"max_window_layers": 3}),
     "qwen3_moe with windows": ("qwen3_moe", WINDOWS),
     "qwen2_5_vl with windows": ("qwen2_5_vl", WINDOWS | {"max_window_layers": 1}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

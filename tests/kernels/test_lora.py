@@ -6,7 +6,8 @@ from peft import LoraConfig, inject_adapter_in_model
 
 from benchmarks.kernels import Kernels
 from burnish.models.linear import LoraLinear, cast_once, joined
-from burnish.models.lora import lora_layers
+from burnish.models.lora import lora_layers, merged_state, merging_rounds
+from burnish.utils.errors import UserError
 
 
 def layer(dtype: torch.dtype, *, bias: bool = True, precision: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -39,6 +40,23 @@ def test_values_and_gradients_are_those_of_peft(shape, bias):
         torch.testing.assert_close(ours(x), theirs(x))
         ours[0].enable_adapters(False)
         torch.testing.assert_close(ours(x), ours[0].base_layer(x), rtol=0, atol=0)
+
+
+def test_merging_says_what_it_rounds_and_refuses_a_weight_of_two_layers():
+    network = layer(torch.float32)
+    weight, delta = network[0].base_layer.weight, network[0].get_delta_weight("policy")
+    for dtype in (torch.bfloat16, None):
+        merged, error = merged_state(network, "policy", dtype=dtype)
+        assert merged.keys() == {"0.weight", "0.bias"}
+        assert merged["0.weight"].equal((weight + delta).to(dtype or torch.float32))
+        off = (merged["0.weight"] - (weight + delta)).norm() / delta.norm()
+        assert (error, error > 0) == (pytest.approx(off.item(), rel=1e-4), dtype is not None)
+    assert [merging_rounds(one) for one in (network, layer(torch.bfloat16))] == [False, True]
+    torch.nn.init.zeros_(network[0].lora_B["policy"].weight)
+    assert merged_state(network, "policy", dtype=torch.bfloat16)[1] == 0
+    network.append(torch.nn.Linear(12, 20)).get_submodule("1").weight = weight
+    with pytest.raises(UserError, match=r"0\.weight and 1\.weight are one weight"):
+        merged_state(network, "policy")
 
 
 def test_in_half_precision_adapters_stay_float32_and_nothing_is_cast_twice():

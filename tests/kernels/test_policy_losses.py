@@ -121,19 +121,10 @@ LOSSES = {
     "sapo": lambda *a: objectives.sapo(*a, tau_pos=1.0, tau_neg=1.05),
     "cpgd": lambda *a: objectives.cpgd(*a, clip=0.2, clip_high=0.2),
     "cpgd_drift": lambda *a: objectives.cpgd(*a, clip=0.2, clip_high=0.2, drift_coef=0.5),
-    "ratio": objectives.plain_ratio,
-    "reinforce": objectives.reinforce,
-}
-VALUES = [
-    "ppo_clip",
-    "dual_clip",
-    "flow_clip",
-    "gmpo",
-    "sapo",
-    "cpgd",
-    "ratio",
-    "reinforce",
-]  # gradient of their own value
+    "ratio": objectives.plain_ratio, "reinforce": objectives.reinforce,
+}  # fmt: skip
+# gradient of their own value
+VALUES = ["ppo_clip", "dual_clip", "flow_clip", "gmpo", "sapo", "cpgd", "ratio", "reinforce"]
 every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 

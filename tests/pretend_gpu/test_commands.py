@@ -1,7 +1,6 @@
 """The commands on a pretended GPU: training with validation and checkpoints, resuming, judging, sampling, exporting."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,18 +49,3 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
     assert run.metrics[-1] == whole.metrics[-1]
     burnish("eval", run.output, "-o", tmp_path / "again")  # what was saved on the GPU is judged without one
     assert list((tmp_path / "exported").glob("**/*.safetensors"))
-
-
-@pytest.mark.thorough
-def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forecast of a process of its own is compared with the memory of the GPU that is there."""
-    run = TinyRun(files, "language", "llama", "algorithm=grpo", "model.device=auto")
-    with PretendGpu(), monkeypatch.context() as patched:
-        patched.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=1 << 16))
-        said = run.train(status=2)
-    assert "pool train" in said.message
-    assert "force=true" in said.message
-    assert "Loading the model" not in said.err
-    assert not (run.output / "metrics.jsonl").exists()

@@ -19,10 +19,9 @@ IMAGES = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uin
 PROMPTS = [Prompt(text=text, images=(Media.array(IMAGES[0]),)) for text in ("a cat", "two small dogs")]
 LETTERS = {"Y": 1.0, "N": 0.0}
 JUDGES = {
-    "one token": {"form": "answers", "answers": LETTERS, "least": 0.0},
-    "whole answers": {"form": "vqascore"},
+    "one token": {"form": "answers", "answers": LETTERS, "least": 0.0}, "whole answers": {"form": "vqascore"},
     "written": {"form": "answers", "pattern": "(.)", "answers": LETTERS, "max_new_tokens": 3},
-}
+}  # fmt: skip
 
 
 def check(make: Callable[..., Any], samples: list) -> None:

@@ -1,17 +1,22 @@
 """The page about a run: samples are seen first, anyone's folder can be shown, and it asks nothing of a network."""
 
+import base64
+import io
 import json
 import re
 import shutil
+import wave
 from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from burnish.report.media import embedded, read_medium
 from burnish.types.samples import Clip
+from burnish.utils.video import encode_sound
 from tests.support import reports
-from tests.support.clips import moving_square, tone
+from tests.support.clips import moving_square
 from tests.support.drawing import noise, promised
 
 SHORT = reports.Story(updates=10, steps=10, guided=False)
@@ -60,7 +65,6 @@ def single(tmp_path):
 
 SHOWN = {  # what samples are: what the page has of them, how its address begins, and its size in pixels
     "clips with sound": (moving_square(4, sound=True), "video", "data:video/mp4;base64,", None),
-    "sounds": (tone(20.0, rate=48000, channels=2), "sound", "data:audio/", None),
     "large clips": (
         Clip(frames=np.stack([noise(i, 640, 360) for i in range(6)]), fps=4), "video", "data:video/mp4;base64,",
         [256, 144],
@@ -77,6 +81,44 @@ def test_clips_and_sounds_play_in_a_page_that_stays_small(single, sample, kind, 
     assert all(one[kind].startswith(address) and len(one[kind]) < 500_000 for one in made)
     assert size is None or made[0]["size"] == size
     assert page.run["glimpse"][0]["sides"][0]["file"].endswith((".mp4", ".wav"))
+
+
+def test_media_are_made_small_and_what_is_beyond_the_budget_is_left_out(tmp_path, monkeypatch):
+    for name, sound, rate in (
+        ("long", np.float32([[0.5] * 96000, [-0.25] * 96000]), 48000), ("short", np.ones((1, 80), np.float32), 8000),
+        ("none", np.zeros((1, 0), np.float32), 8000), ("moving", np.zeros((1, 80), np.float32), 8000),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.wav").write_bytes(encode_sound(sound, rate))
+    with wave.open(str(tmp_path / "bytes.wav"), "wb") as file:
+        file.setparams((1, 1, 8000, 0, "NONE", ""))
+        file.writeframes(b"\x80" * 80)
+    for name, size in (("tall", (300, 600)), ("small", (20, 10)), ("large", (600, 300))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    first, *others = (Image.fromarray(noise(i, 16, 8)) for i in range(3))
+    for name in ("moving", "silent"):
+        first.save(tmp_path / f"{name}.webp", save_all=True, append_images=others, duration=250, lossless=True)
+    medium = read_medium(tmp_path / "moving.webp", 2)
+    assert (medium.rate, [frame.tobytes() for frame in medium.frames]) == (4, [first.tobytes(), others[0].tobytes()])
+    names = [file.name for file in sorted(tmp_path.iterdir())]
+    found = embedded(tmp_path, [*names, "../secret.png", "absent.png"])
+    assert set(names) - found.keys() == {"bytes.wav", "none.wav"}
+    sizes = {"tall.png": (128, 256), "small.png": (20, 10), "large.png": (256, 128), "silent.webp": (16, 8)}
+    assert {name: found[name]["size"] for name in sizes} == sizes
+    assert ["sound" in found[f"{name}.webp"] for name in ("moving", "silent")] == [True, False]
+
+    def content(name: str, kind: str) -> bytes:
+        return base64.b64decode(found[name][kind].partition(",")[2])
+
+    assert Image.open(io.BytesIO(content("tall.png", "image"))).size == (128, 256)
+    with wave.open(io.BytesIO(content("long.wav", "sound"))) as file:
+        assert file.getparams()[:4] == (1, 2, 16000, 32000)
+        assert set(np.frombuffer(file.readframes(32000), "<i2").tolist()) == {4096}
+    for name, kind in (("short.wav", "sound"), ("small.png", "image"), ("moving.webp", "image")):
+        assert content(name, kind) == (tmp_path / name).read_bytes()
+    monkeypatch.setattr("burnish.report.media.BUDGET", len(found["silent.webp"]["image"]) * 3 // 2)
+    assert list(embedded(tmp_path, ["silent.webp", "silent.webp", "long.wav", "moving.webp", "small.png"])) == [
+        "silent.webp", "small.png",
+    ]  # fmt: skip
 
 
 # folders that a crash left, or that a stranger gives

@@ -12,10 +12,11 @@ from PIL import Image
 
 from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
-from burnish.report.samples import Score
-from burnish.report.statistics import chance
+from burnish.hooks.alarms import ModeCollapse
+from burnish.report.samples import Sample, Score
+from burnish.report.statistics import by_source, chance, lost_patterns, over_sources, pass_at_k
 from tests.support.boards import EVIL
-from tests.support.reports import Story, edit, lines_of, report, run_folder, write_lines
+from tests.support.reports import Story, edit, lines_of, plain, report, run_folder, write_lines
 
 PROMPTS, N = 150, 4
 
@@ -63,7 +64,20 @@ def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
     assert told.rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
     assert told.rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
     assert "30 policy updates of 8 prompts × 12 images: 2 880 images" in told.text
-    line = told.data["curves"]["charts"][0]["series"][-1]
+    found = told.data["curves"]
+    charts = {chart["title"]: chart for chart in found["charts"]}
+    assert list(charts)[:6] == [
+        "Reward", "Read exactly right", "Border darkness", "Variety within a prompt", "actor/grad_norm",
+        "actor/old_deviate",
+    ]  # fmt: skip
+    assert found["constant"].items() >= {"actor/loss": 0.5, "critic/rewards/group_size": 12, "actor/lr": 0.003}.items()
+    assert (charts["perf/time_per_step"]["also"], charts["actor/grad_norm"]["part"]) == (
+        ["timing_s/step"],
+        "The policy",
+    )
+    assert [(one["span"], one["reference"]["y"]) for one in found["charts"][1:4:2]] == [(0.02, 0.948), (0, 0.051)]
+    assert [values[2] for values in found["axes"].values()] == [2, 192, pytest.approx(7.9432, rel=1e-4)]
+    line = found["charts"][0]["series"][-1]
     assert (line["name"], line["x"], line["y"][-1]) == ("validation", [0, 10, 20, 30], 0.965)
     assert "0.772 to 0.965" in told.said["gained"]
     assert "0.056 before, 0.029 after (48 % less)" in told.said["lost"]
@@ -155,6 +169,28 @@ def test_what_responses_do_not_do_any_more_is_told_though_nothing_watches_it(tmp
     assert "<think>" not in told.markdown
 
 
+def test_what_is_lost_is_told_once_the_largest_loss_first():
+    """Of 16 responses to 8 prompts; whoever opened with "well then" thought aloud, too, and headings were rare."""
+
+    def samples(*texts: str | None) -> dict[tuple[int, int], Sample]:
+        about = {"prompt": "?", "reward": 1.0, "components": {}, "note": ""}
+        return {divmod(row, 2): Sample(index=row // 2, sample=row % 2, response=text, **about)
+                for row, text in enumerate(texts)}  # fmt: skip
+
+    def said(row: int) -> str:
+        text = "<think>" * (row < 12) + "Well then " * (row < 10) + 3 * chr(97 + row) + " \\boxed" * (row > 3)
+        return text + "\n# h" * (row < 3) + "\n- l" * (row % 2 == 0)
+
+    before, after = samples(*map(said, range(16))), samples("a \\boxed", "b", "c \\boxed", *["d"] * 13)
+    found = lost_patterns(before, after)
+    assert [(one.what, one.before, one.after) for one in found] == [
+        ("tag <think>", 0.75, 0), ("mark box", 0.75, 0.125), ("mark list", 0.5, 0),
+    ]  # fmt: skip
+    assert plain(found[1].text()) == "mark box, 75 % → 12 % of responses"
+    assert lost_patterns(before, samples(None, *["b"] * 15)) == []
+    assert lost_patterns({place: before[place] for place in list(before)[:6]}, after) == []
+
+
 def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp_path):
     folder = run_folder(tmp_path / "run")
     edit(folder.metrics, lambda row: row["training/global_step"] and {
@@ -192,9 +228,78 @@ def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp
     assert one["name"] == "unfamiliar form"
 
 
+def scores_of(source: str, values: list[list[float | None]], start: int = 0) -> dict[tuple[int, int], Score]:
+    """Of prompts from a number on, with the values of their samples."""
+    return {
+        (index, sample): Score(source, value, {"exact": value}, index, sample)
+        for index, own in enumerate(values, start) for sample, value in enumerate(own)
+    }  # fmt: skip
+
+
+def test_intervals_are_those_of_prompts_paired_and_of_sources_that_count_alike():
+    before, after = np.random.default_rng(0).random((2, 14, 3))
+    sides = [
+        scores_of("a", side[:6]) | scores_of("b", side[6:11], 6) | scores_of("c", side[11:], 11)
+        for side in (before, after)
+    ]  # fmt: skip
+    moves = (after - before).mean(1)
+    parts = np.split(moves, [6, 11])
+    every = np.concatenate([own - own.mean() for own in parts])  # those of c are too few to say it themselves
+    errors = [np.var(own, ddof=1) / len(own) for own in parts[:2]] + [np.var(every, ddof=1) / 3]
+    assert chance(*sides, "exact") == pytest.approx(2 * math.sqrt(sum(errors)) / 3)
+    assert chance(sides[0], sides[1] | scores_of("d", [[None] * 3] * 5, 14), "reward") == chance(*sides, "reward")
+    assert chance(sides[0] | scores_of("e", [[0.5]] * 5, 30), sides[1], "exact") == chance(*sides, "exact")
+    assert (chance({}, {}, "reward"), chance(*[scores_of("a", [[0.5]] * 3)] * 2, "reward")) == (0, math.inf)
+    means, halves = before.mean(1), {}
+    for name, own in (("a", means[:6]), ("b", means[6:11])):
+        halves[name] = 1.96 * float(np.std(own, ddof=1)) / math.sqrt(len(own))
+        interval = own.mean() - halves[name], own.mean() + halves[name]
+        assert by_source(sides[0], "exact")[name] == (pytest.approx(own.mean()), pytest.approx(interval))
+    of = by_source(sides[0], "exact")
+    assert (of["c"], over_sources(of)[1]) == ((pytest.approx(means[11:].mean()), None), None)
+    centre, (low, high) = over_sources({name: of[name] for name in "ab"})
+    assert (2 * centre, high - low) == pytest.approx((of["a"][0] + of["b"][0], math.hypot(*halves.values())))
+
+
+ONE, NONE = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
+
+
+@pytest.mark.parametrize(("kind", "first", "last", "best"), [
+    ("learning", [ONE] * 4 + [NONE] * 8, [[1.0, 1.0, 0.0, 0.0]] * 12, (1 / 3, 1.0)),
+    ("sharpening", [ONE] * 12, [[1.0, 1.0, 1.0, 0.0]] * 12, (1.0, 1.0)),
+    ("collapse", [ONE] * 12, [[1.0] * 4] * 8 + [NONE] * 4, (1.0, 2 / 3)), ("", [ONE] * 12, [ONE] * 12, (1.0, 1.0)),
+])  # fmt: skip
+def test_the_best_of_a_prompt_s_samples_says_what_was_learned(tmp_path, kind, first, last, best):
+    folder = run_folder(tmp_path / "run", replace(BARE, updates=10, steps=10, guided=False))
+    for update, values in ((0, first), (10, last)):
+        folder.validation(update).mkdir(parents=True)
+        lines = [vars(score) | {"values": {"ocr_exact": score.reward}} for score in scores_of("a", values).values()]
+        write_lines(folder.validation(update) / "scores.jsonl", lines)
+    compared = pass_at_k(scores_of("a", first), scores_of("a", last), "exact")
+    doubt = 2 * np.std(np.max(last, 1) - np.max(first, 1), ddof=1) / math.sqrt(12)
+    assert (compared.kind, compared.n, compared.best) == (kind, 4, pytest.approx((*best, doubt)))
+    assert compared.mean[:2] == pytest.approx((np.mean(first), np.mean(last)))
+    assert pass_at_k(scores_of("a", first), scores_of("a", [own[:3] for own in last]), "exact") is None
+    told, words = report(folder).said, f"the best of 4 samples went from {best[0]:.3f} to {best[1]:.3f}"
+    ways = {"learning": "gained", "sharpening": "weigh", "collapse": "lost"}
+    assert {name for name, said in told.items() if words in said} == ({ways[kind]} if kind else set())
+    detector = ModeCollapse(folder)
+    for row in [*lines_of(folder.metrics)[:11:10], {}]:
+        detector.add(row.get("training/global_step", 11), row)
+    assert (detector.alarm is not None) == (kind == "collapse")
+    if detector.alarm is not None:
+        assert (
+            "fell from 1.000 to 0.667 (-0.333 ± 0.284) while the mean rose from 0.250 to 0.667" in detector.alarm.text
+        )
+        detector.add(0, lines_of(folder.metrics)[0])
+        assert detector.alarm is None
+
+
 def test_a_mean_of_hardly_any_samples_is_no_gain():
     """Of 40 prompts one still keeps to the form, and is right: that is not better than 35 of 40."""
     before = {(index, 0): Score("a", 1.0, {"exact": float(index > 4), "format": 1.0}) for index in range(40)}
     after = {(index, 0): Score("a", 1.0, {"exact": 1.0, "format": float(index == 7)}) for index in range(40)}
     assert chance(before, after, "exact_given_format") == math.inf
     assert 0 < chance(before, before | {(0, 0): after[7, 0]}, "exact_given_format") < math.inf
+    formless = {(index, 1): Score("a", 0.0, {"exact": 0.0, "format": 0.0}) for index in range(9)}
+    assert by_source(before | formless, "exact_given_format")["a"][0] == 35 / 40

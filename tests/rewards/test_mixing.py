@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+from burnish.rewards.base import Score
+from burnish.rewards.mixing import MixingOptions, mix
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
+from tests.support.asked import flow_reward, reward
 from tests.support.scoring import chosen, evaluated, function, written
 from tests.support.tiny_run import TinyRun
 
@@ -86,6 +91,29 @@ def test_a_product_and_a_function_of_the_user_say_what_they_can_not_count(mixed,
     rows = mixed(further, {"two": {"weight": 3.0}}, rule=f"{file}:own")
     assert totals(rows) == [6.25, None, None]
     assert "ValueError: no" in rows[1]["note"]
+
+
+def test_parts_of_a_sum_count_as_their_reward_does_and_of_several_holds_the_strongest():
+    def made(**options):
+        return reward("function", path="tests.support.named_rewards:step_values", **options)
+
+    rewards = {
+        "one": made(weight=2.0, hold={"below": 0.0, "factor": 3.0}), "shut": made(gate={"by": "one", "least": 9.0}),
+        "two": made(weight=-0.5, hold={"above": 2.0}), "seen": made(weight=0.0, hold={"above": 2.0, "factor": 2.0}),
+    }  # fmt: skip
+    asked, both = [Prompt(text="?")], [Score(3.0, steps=((4, 4.0), (1, 8.0)), tokens=(0.5, 1.0))]
+    scores = {"one": [Score(-1.0, steps=((9, 1.0), (4, 0.5)), tokens=(1.0, 2.0))]}
+    scores |= dict.fromkeys(("two", "shut", "seen"), both)
+    found = mix(rewards, scores, asked)
+    assert (found.steps, found.tokens) == ([((1, -4.0), (4, -1.0), (9, 2.0))], [(1.75, 3.5)])
+    assert (found.reward.tolist(), found.kl_factor) == ([-3.5], [10.0])
+    assert mix(rewards, scores, asked, MixingOptions(rule="product")).steps == [()]
+    read = {"ocr": [Score(None, "no"), Score(0.5, numbers={"exact": 0.0})]}
+    found = mix({"ocr": flow_reward("ocr")}, read, asked * 2)
+    assert (found.names, found.missing.tolist()) == (("ocr", "ocr_exact"), [True, False])
+    assert found.components.nan_to_num(9).tolist() == [[9, 9], [0.5, 0]]
+    with pytest.raises(UserError, match="one_x"):
+        mix({"one": made(), "one_x": made()}, {"one": [Score(1.0, numbers={"x": 2.0})], "one_x": both}, asked)
 
 
 def scores(run) -> list[tuple[float, float]]:

@@ -76,8 +76,7 @@ def test_large_batches_are_several_requests_in_order_and_failures_are_tried_agai
 
 
 @pytest.mark.parametrize(("reply", "why", "requests"), [
-    ((500, {}), "2 tries .* status 500", 2),
-    ((200, b"[" * 200_000), "2 tries .* nested too deeply", 2),
+    ((500, {}), "2 tries .* status 500", 2), ((200, b"[" * 200_000), "2 tries .* nested too deeply", 2),
     ((200, b" " * (LARGEST + 1)), "2 tries .* more than 16 MiB", 2),
     ((200, {"rewards": [1]}), "1 scores for 2 samples", 1),
     ((302, b"", ("Location", "http://127.0.0.1:9/")), "status 302 redirect to http://127.0.0.1 not followed", 1),

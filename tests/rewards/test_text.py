@@ -20,11 +20,9 @@ RESPONSES = [
 ]  # fmt: skip
 # LightRFT's examples geo3k, grm, r1_aqa, and r1_aqa with thoughts (conformance case reward.format)
 FORMS = {
-    "think_then_boxed": [1, 0, 0, 1, 0, 0, 0, 0, 0],
-    "think_then_answer": [0, 0, 0, 0, 0, 0, 1, 0, 0],
-    "answer": [0, 0, 0, 0, 0, 0, 1, 1, 0],
-    "think_answer": [0, 0, 0, 0, 0, 0, 1, 0, 0],
-}
+    "think_then_boxed": [1, 0, 0, 1, 0, 0, 0, 0, 0], "think_then_answer": [0, 0, 0, 0, 0, 0, 1, 0, 0],
+    "answer": [0, 0, 0, 0, 0, 0, 1, 1, 0], "think_answer": [0, 0, 0, 0, 0, 0, 1, 0, 0],
+}  # fmt: skip
 
 
 def test_forms_are_those_of_lightrft():

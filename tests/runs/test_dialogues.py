@@ -92,6 +92,10 @@ def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike()
     last = trimmed(together.select([3, 4, 5]))
     assert torch.equal(last.ids, alone.ids)
     torch.testing.assert_close(last.logprob, alone.logprob, rtol=0, atol=1e-5)
+    for changed in ({"update": 2}, {"seed": 1}):
+        (other,), one = play(Shows(turns=1), prompts()[1:], n=1, **changed)[1], said[3]
+        assert one.dialogue.images[0].tobytes() != other.dialogue.images[0].tobytes()
+        assert one.dialogue.responses[0] != other.dialogue.responses[0]
     _, again = play(Shows(), prompts()[1:] * 2, n=3)
     starts = [one.dialogue.images[0].tobytes() for one in (*said[:3], *said[3:], *again)]
     assert len(set(starts[:3])) == len(set(starts[3:9])) == 1
@@ -216,14 +220,25 @@ for wrong in ({"n": 2}, {"key": "another"}, {"messages": "none"}):
     except urllib.error.HTTPError as error:
         assert error.code == (401 if "key" in wrong else 400), error.read()
 ask([{"role": "user", "content": "Bye."}])
-print("the reward is\\n", len(second) + (other["content"] is None))
+(call,) = other["tool_calls"]
+assert (other["content"], call["function"]["name"]) == (None, "look")
+assert list(json.loads(call["function"]["arguments"])) == ["at"]
+print("the reward is\\n", len(second))
+"""
+CALLS = """
+from burnish.environments.call_formats import Call
+
+def every(text, schemas):
+    return [Call("look", {"at": text[:2]}), Call("look", problem="broken")] if schemas else []
 """
 
 
 def test_an_agent_with_a_loop_of_its_own_asks_over_http_and_what_it_showed_is_learned(tmp_path):
     """Its further conversations are others, with two images and with none; of the second prompt it fails at once."""
     (tmp_path / "agent.py").write_text(AGENT)
-    agent = lookup("environment", "agent")(command=[sys.executable, str(tmp_path / "agent.py")])
+    (tmp_path / "calls.py").write_text(CALLS)
+    command = [sys.executable, str(tmp_path / "agent.py")]
+    agent = lookup("environment", "agent")(command=command, calls=f"{tmp_path}/calls.py:every")
     completion, responses = play(agent, prompts())
     again, _ = play(agent, prompts())
     agent.close()

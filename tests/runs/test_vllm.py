@@ -138,19 +138,12 @@ def test_vllm_sees_nothing_of_the_trainer_s_environment(vllm, monkeypatch):
 
 
 FAULTS = {
-    "old": ["reset_mm_cache", "needs vLLM 0.31"],
-    "no memory": ["no memory is left"],
-    "breaks": ["a kernel is missing"],
-    "dies": ["signal 9", "these were my last words"],
-    "hangs": ["1.5 s"],
-    "keeps weights": ["rollout.vllm.tolerance"],
-    "keeps prompts": ["old weights"],
-    "more weights": ["extra.weight"],
-    "other tokens": ["other tokens"],
-    "loses": ["lost"],
-    "other places": ["media of kind image, vLLM finds 0 in the prompt"],
+    "old": ["reset_mm_cache", "needs vLLM 0.31"], "no memory": ["no memory is left"], "breaks": ["a kernel is missing"],
+    "dies": ["signal 9", "these were my last words"], "hangs": ["1.5 s"], "keeps weights": ["rollout.vllm.tolerance"],
+    "keeps prompts": ["old weights"], "more weights": ["extra.weight"], "other tokens": ["other tokens"],
+    "loses": ["lost"], "other places": ["media of kind image, vLLM finds 0 in the prompt"],
     "no adapters": ["rollout.vllm.adapter=folded"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

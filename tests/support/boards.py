@@ -45,8 +45,9 @@ def recorded(folder: RunFolder, updates: int) -> None:
     groups, spans = [], []
     for update in range(1, updates + 1):
         one = {"group": 0, "uid": "0a", "prompt": "draw seven", "source": "default", "samples": [0, 1],
-               "rewards": [1.0, 0.25], "advantages": [0.7071, -0.7071]}  # fmt: skip
-        groups.append({"update": update, "groups": [one]})
+               "rewards": [1.0, (0.25, 0.0, 0.5)[update % 3 - 1]], "advantages": [0.7071, -0.7071]}  # fmt: skip
+        other = one | {"group": 1, "uid": "0b", "prompt": "draw one", "rewards": [0.5 + 1e-8 * update, None]}
+        groups.append({"update": update, "groups": [one, other]})
         lanes = {f"train {rank}": [["gen", 0.0, 0.5 + rank], ["update_actor", 1.6, 0.4]] for rank in range(2)}
         spans.append({"update": update, "lanes": lanes})
     folder.groups.write_text("".join(json.dumps(line) + "\n" for line in groups))

@@ -117,14 +117,10 @@ def _data(args: argparse.Namespace) -> None:
 
 
 COMPOSED = {
-    "train": _train,
-    "config": _train,
-    "plan": _train,
-    "eval": _eval,
-    "data": _data,
+    "train": _train, "config": _train, "plan": _train, "eval": _eval, "data": _data,
     "serve-reward": lambda args: load_service(args.served, task=args.task),
     "check-reward": lambda args: lookup("flow reward", args.name),
-}
+}  # fmt: skip
 
 
 def known_options(recipe: str, *options: str) -> list[str]:

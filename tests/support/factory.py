@@ -74,15 +74,10 @@ def tiny_pipeline(
         dual_attention_layers=(0,) if t5 else (),  # as Stable Diffusion 3.5 has them, which comes with a T5
     )  # fmt: skip
     pipeline = StableDiffusion3Pipeline(
-        transformer=reacting(transformer),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=autoencoder() if vae else None,
-        text_encoder=clip(16, len(tokenizer), 16),
-        tokenizer=tokenizer,
-        text_encoder_2=clip(8, len(tokenizer), 16),
-        tokenizer_2=tokenizer,
-        text_encoder_3=t5_encoder() if t5 else None,
+        transformer=reacting(transformer), scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=autoencoder() if vae else None, text_encoder=clip(16, len(tokenizer), 16), tokenizer=tokenizer,
+        text_encoder_2=clip(8, len(tokenizer), 16), tokenizer_2=tokenizer, text_encoder_3=t5_encoder() if t5 else None,
         tokenizer_3=t5_tokenizer() if t5 else None,
-    )
+    )  # fmt: skip
     pipeline.save_pretrained(folder / "pipeline")
     return folder / "pipeline"

@@ -131,14 +131,9 @@ def odd(response, prompt):
     if prompt.text == "raises":
         raise ZeroDivisionError("not for me")
     return {
-        "nan": float("nan"),
-        "inf": float("inf"),
-        "large": 1e300,
-        "text": "good",
-        "list": {"score": 1.0, "boxes": [1, 2]},
-        "none": {"value": 1.0},
-        "missing": {"score": None, "note": "no face"},
-    }.get(prompt.text, 1.0)
+        "nan": float("nan"), "inf": float("inf"), "large": 1e300, "text": "good",
+        "list": {"score": 1.0, "boxes": [1, 2]}, "none": {"value": 1.0}, "missing": {"score": None, "note": "no face"},
+    }.get(prompt.text, 1.0)  # fmt: skip
 
 
 def one_too_few(responses, prompts):

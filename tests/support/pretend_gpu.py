@@ -63,10 +63,9 @@ class PretendGpu:
     def __enter__(self) -> PretendGpu:
         self._stack = ExitStack()
         ours = {
-            "synchronize": lambda *_: self.note("sync"),
-            "CUDAGraph": partial(PretendGraph, self),
+            "synchronize": lambda *_: self.note("sync"), "CUDAGraph": partial(PretendGraph, self),
             "graph": self._capture,
-        }
+        }  # fmt: skip
         for name, value in (_CUDA | ours).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
@@ -276,15 +275,12 @@ def _about(func: Any) -> SimpleNamespace:
         writes = [(None if schema.arguments[i].kwarg_only else i, names[i]) for i, kind in enumerate(kinds) if kind]
         first = writes[0][0] if writes else None
         _ABOUT[func] = SimpleNamespace(
-            name=operator_name(schema.name.split("::")[1]),
-            names=names,
-            writes=writes,
-            written=lambda args: args[first] if first is not None else None,
-            returns=len(schema.returns),
+            name=operator_name(schema.name.split("::")[1]), names=names, writes=writes,
+            written=lambda args: args[first] if first is not None else None, returns=len(schema.returns),
             views=any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns),
             random=torch.Tag.nondeterministic_seeded in func.tags,
             composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
-        )
+        )  # fmt: skip
     return _ABOUT[func]
 
 

@@ -23,9 +23,9 @@ LIMIT = 60.0  # seconds to start, on a machine that is busy
 class Started:
     """A service that listens."""
 
-    def __init__(self, *arguments: str, token: str | None = None, port: int = 0) -> None:
+    def __init__(self, *arguments: str, token: str | None = None) -> None:
         options = [] if token is None else ["--token-variable", "SERVICE_TOKEN"]
-        words = [sys.executable, "-c", SERVE, *arguments, "--port", str(port), *options]
+        words = [sys.executable, "-c", SERVE, *arguments, "--port", "0", *options]
         reading, writing = os.pipe()
         with open(writing, "wb") as output:
             environment = os.environ | ({} if token is None else {"SERVICE_TOKEN": token})

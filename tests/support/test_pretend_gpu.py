@@ -54,34 +54,25 @@ def one() -> Tensor:
 
 # of x, three elements on the GPU; how often the CPU waits, None: at least once, "refused": devices mix
 CALLS: dict[str, tuple[Callable[[Tensor], Any], int | str | None]] = {
-    "0-dim added": (lambda x: x + one(), 0),
-    "0-dim where": (lambda x: torch.where(x > 0, x, one()), 0),
-    "0-dim masked fill": (lambda x: x.masked_fill(x > 0, one()), 0),
-    "item": (lambda x: x.sum().item(), 1),
-    "bool": (lambda x: bool(x.sum() > 0), 1),
-    "down": (lambda x: x.cpu(), 1),
+    "0-dim added": (lambda x: x + one(), 0), "0-dim where": (lambda x: torch.where(x > 0, x, one()), 0),
+    "0-dim masked fill": (lambda x: x.masked_fill(x > 0, one()), 0), "item": (lambda x: x.sum().item(), 1),
+    "bool": (lambda x: bool(x.sum() > 0), 1), "down": (lambda x: x.cpu(), 1),
     "up": (lambda x: torch.zeros(3).to(x.device), 1),
     "up without waiting": (lambda x: torch.zeros(3).to(x.device, non_blocking=True), 0),
-    "a list goes up": (lambda x: torch.tensor([1, 2], device=x.device), 1),
-    "nonzero": (lambda x: x.nonzero(), 1),
-    "mask as index": (lambda x: x[x > 0], 1),
-    "number written by mask": (lambda x: x.__setitem__(x > 0, 2.0), 0),
-    "masked fill": (lambda x: x.masked_fill(x > 0, 2.0), 0),
-    "CPU index": (lambda x: x[torch.tensor([0, 2])], 1),
-    "unique": (lambda x: x.unique(), None),
-    "repeat_interleave": (lambda x: x.repeat_interleave(x.long()), 1),
+    "a list goes up": (lambda x: torch.tensor([1, 2], device=x.device), 1), "nonzero": (lambda x: x.nonzero(), 1),
+    "mask as index": (lambda x: x[x > 0], 1), "number written by mask": (lambda x: x.__setitem__(x > 0, 2.0), 0),
+    "masked fill": (lambda x: x.masked_fill(x > 0, 2.0), 0), "CPU index": (lambda x: x[torch.tensor([0, 2])], 1),
+    "unique": (lambda x: x.unique(), None), "repeat_interleave": (lambda x: x.repeat_interleave(x.long()), 1),
     "repeat_interleave of known length": (lambda x: x.repeat_interleave(x.long(), output_size=3), 0),
     "backward": (lambda x: (x.clone().requires_grad_() ** 2).sum().backward(), 0),
-    "added": (lambda x: x + torch.ones(3), "refused"),
-    "in place": (lambda x: x.mul_(torch.ones(3)), "refused"),
+    "added": (lambda x: x + torch.ones(3), "refused"), "in place": (lambda x: x.mul_(torch.ones(3)), "refused"),
     "into 0-dim on the CPU": (lambda x: one().add_(x.sum()), "refused"),
-    "matmul": (lambda x: x @ torch.ones(3, 2), "refused"),
-    "cat": (lambda x: torch.cat([x, torch.ones(3)]), "refused"),
+    "matmul": (lambda x: x @ torch.ones(3, 2), "refused"), "cat": (lambda x: torch.cat([x, torch.ones(3)]), "refused"),
     "GPU index of the CPU": (lambda x: torch.ones(3)[x.long()], "refused"),
     "values written from the CPU": (lambda x: x.__setitem__(x.argsort(), torch.ones(3)), "refused"),
     "foreach": (lambda x: torch._foreach_lerp_([x], [torch.ones(3)], 0.5), "refused"),
     "generator": (lambda x: torch.randn(3, generator=torch.Generator(), device=x.device), "refused"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

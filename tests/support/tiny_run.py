@@ -63,8 +63,7 @@ TREES: dict[str, dict[str, Any]] = {
         "rollout": {"n": 4, "num_inference_steps": 4, "height": 16, "width": 16},
     },
     "language": SAMPLING | {
-        "task": "image-text-to-text",
-        "rewards": {"odd": {"name": "function", "path": "{files}/rewards.py:odd"}},
+        "task": "image-text-to-text", "rewards": {"odd": {"name": "function", "path": "{files}/rewards.py:odd"}},
         "rollout": {"n": 4, "max_new_tokens": 5},
     },
     "reward_models": COMMON | {"task": "image-text-to-text", "trainer": {"mini_batch_size": 1}},
@@ -73,13 +72,12 @@ CLIPS = {"a cat": range(5), "a dog": [0, 0, 1, 1, 0]}  # frames, by their prompt
 PADDED = {"sd3", "flux"}  # to 256 and 512 tokens, most of what they compute
 SEEING = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl"}
 KINDS: dict[str, list[dict[str, Any]]] = {  # records of language models, each with every question
-    "prompts": [{}],
-    "responses": [{"response": "yes"}],
+    "prompts": [{}], "responses": [{"response": "yes"}],
     "preferences": [{"chosen": "a", "rejected": "bcd"}, {"chosen": "ab", "rejected": "c", "margin": 0.5}],
     "judged": [{"response": "yes", "label": True}, {"response": "no", "label": False}],
     "scores": [{"response": "yes", "score": 1}, {"response": "no", "score": 0}],
     "steps": [{"steps": ["a", "b"], "labels": [True, False]}],
-}
+}  # fmt: skip
 
 
 def is_time_column(name: str) -> bool:

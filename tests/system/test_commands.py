@@ -26,16 +26,11 @@ def run_of(folder: Path, kind: str) -> Path:
     recipe = {
         "model": {"path": str(pipeline), "lora": None if kind == "full" else {"rank": 4, "alpha": 3.0}},
         "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
-        "algorithm": {"name": "flow_grpo", "clip": 0.1},
-        "rewards": {"jpeg_compressibility": {}},
-        "rollout": {"n": 4, "num_inference_steps": 4, "max_sequence_length": 3},
-        "optimizer": {"lr": 0.5},
-        "ema": {"decay": 0.5} if kind == "ema" else None,
-        "scoring": {"processes": 0},
-        "validation": {"every": 0, "n": 2},
-        "steps": 3,
-        "output_dir": str(folder / "run"),
-    }
+        "algorithm": {"name": "flow_grpo", "clip": 0.1}, "rewards": {"jpeg_compressibility": {}},
+        "rollout": {"n": 4, "num_inference_steps": 4, "max_sequence_length": 3}, "optimizer": {"lr": 0.5},
+        "ema": {"decay": 0.5} if kind == "ema" else None, "scoring": {"processes": 0},
+        "validation": {"every": 0, "n": 2}, "steps": 3, "output_dir": str(folder / "run"),
+    }  # fmt: skip
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     burnish("train", folder / "recipe.yaml")
     return folder

@@ -1,4 +1,4 @@
-"""Runs learn what their rewards pay for, nothing from rewards of others, and alarms name what a bad one really pays."""
+"""Runs learn what their rewards pay for, and alarms name what a bad one really pays."""
 
 import json
 import logging
@@ -64,30 +64,6 @@ def test_the_second_quickstart_learns_to_see(tmp_path):
     assert in_form[-1] >= 0.65
 
 
-SHUFFLED = """import re
-
-TAGGED = re.compile("<answer>(.*?)</answer>", re.DOTALL)
-
-
-def shuffled(responses, prompts):
-    found = [TAGGED.search(one.text) for one in responses]
-    right = [float(bool(one) and one[1] == prompt.answer) for one, prompt in zip(found, prompts)]
-    return right[len(right) // 2 :] + right[: len(right) // 2]
-"""
-
-
-@pytest.mark.thorough
-def test_rewards_of_other_responses_teach_nothing(tmp_path):
-    (tmp_path / "control.py").write_text(SHUFFLED)
-    lines = trained(
-        "vlm_quickstart", tmp_path / "run", "algorithm=grpo", "steps=24", "validation.every=0", "validation.n=2",
-        "rewards.format=null", "rewards.exact.weight=0",
-        "scoring.processes=0",  # it gets all responses of an update at once
-        f"rewards.shuffled={{name: function, path: '{tmp_path / 'control.py'}:shuffled'}}",
-    )  # fmt: skip
-    assert accuracy(lines[-1]) < 0.68  # chance moves it; what the true rewards reach lies above
-
-
 def alarmed(caplog, name: str) -> str:
     (text,) = [r.getMessage() for r in caplog.records if name in r.getMessage() and ": alarm " in r.getMessage()]
     return text
@@ -96,27 +72,6 @@ def alarmed(caplog, name: str) -> str:
 def words_of(alarm: str) -> list[str]:
     """An alarm without its numbers and responses, as far as the page shows it."""
     return re.sub(r'"[^"]*"|[-\d.]+', "#", alarm).partition("); see")[0].split()
-
-
-@pytest.mark.thorough
-def test_dark_images_that_pay_are_noticed_before_half_of_the_gain(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        rows = trained(
-            "quickstart", tmp_path / "run", "rewards.ocr=null", "rewards.border_darkness=null",
-            f"rewards.dark={{name: function, path: {SPOILED}:dark}}", "rollout.n=6", "rollout.batch_size=48",
-            "algorithm.train_timesteps=3", "steps=7", "optimizer.schedule_updates=40", "validation.before=false",
-            "validation.every=null", "validation.reference_guidance=null", "scoring.processes=0",
-        )  # fmt: skip
-    dark = alarmed(caplog, "dark_share rose")
-    assert "the reward pays for it" in dark
-    update = int(dark.removeprefix("update ").partition(":")[0])
-    assert rows[update]["critic/rewards/mean"] < (0.125 + 0.954) / 2  # before, and at the end of 40 updates
-    for name in ("first", f"{update:06d}-dark_share"):
-        (sheet,) = (tmp_path / "run").rglob(f"{name}.png")
-        assert str(sheet) in dark
-    assert rows[-1]["alarms/standing"] > 0
-    assert "## Alarms" in (tmp_path / "run" / "report.md").read_text()
-    assert (tmp_path / "run" / "report.html").read_text().count("data:image/") >= 2
 
 
 @pytest.mark.thorough

@@ -27,10 +27,9 @@ class ImageBatch(Batch):
 def image_batch(count: int = 6, first: int = 0) -> ImageBatch:
     return ImageBatch(
         words=Gathered(table=Words(vector=torch.arange(6.0).view(3, 2) + first), index=torch.arange(count) % 3),
-        pixels=torch.arange(count * 4.0).view(count, 2, 2) + first,
-        names=[f"{first + i}" for i in range(count)],
+        pixels=torch.arange(count * 4.0).view(count, 2, 2) + first, names=[f"{first + i}" for i in range(count)],
         seed=4,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 4, 6, 9])
