@@ -138,8 +138,8 @@ class CommonModelOptions:
             ),
             (
                 self.compile and max(run.sharding.context_parallel, run.sharding.parts) > 1,
-                "model.compile is true, but sharding.context_parallel, expert_parallel and tensor_parallel split blocks, "
-                "which compiled ones are not shown to do rightly; leave one of them out",
+                "model.compile is true, but sharding.context_parallel, expert_parallel or tensor_parallel splits blocks, "
+                "which is not shown to be right for compiled ones; leave one of them out",
             ),
             (
                 attention != "auto" and run.task != "text-to-image" and ranks > 1,

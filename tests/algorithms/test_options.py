@@ -20,7 +20,7 @@ from burnish.rl.advantages import Advantages, Rewards
 from burnish.rl.algorithm import advantages_of
 from burnish.types.rollout import Scores
 from burnish.utils.errors import ConfigError
-from tests.golden.language import REWARD_MODELS, RUNS
+from tests.golden.runs import HALVES
 from tests.support.language_tables import observed
 
 REJECTED = {"reject": "token_k1", "reject_above": 1.5}
@@ -60,7 +60,7 @@ OTHERS = {
 def in_golden_runs():
     """Options that a golden run sets, whose numbers tell if one is not read any more."""
     found = set()
-    for _, given in [*RUNS.values(), *REWARD_MODELS.values()]:
+    for _, given in [*HALVES["language"].values(), *HALVES["reward_models"].values()]:
         for option in given:
             name, _, value = option.partition("=")
             found.add(name.removeprefix("algorithm."))

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from tests.golden import generators, language
+from burnish.config.yaml_text import parse
 from tests.support.tiny_run import UPDATES, TinyRun
 
+TABLE = parse((Path(__file__).parent / "runs.yaml").read_text())
 HALVES: dict[str, dict[str, tuple[str, list[str]]]] = {
-    "generators": generators.RUNS, "language": language.RUNS, "reward_models": language.REWARD_MODELS,
-}  # fmt: skip
+    half: {name: (run["model"], run["options"]) for name, run in runs.items()} for half, runs in TABLE.items()
+}
 
 
 @dataclass

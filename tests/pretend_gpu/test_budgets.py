@@ -19,7 +19,7 @@ from burnish.language.sampling import Sampling
 from burnish.models.tiny import describe
 from burnish.tasks import assemble
 from burnish.types.completion import Completion
-from tests.golden.generators import LTX2
+from tests.golden.runs import HALVES
 from tests.support.language_samples import encode_all
 from tests.support.optional import seldom
 from tests.support.pretend_gpu import PretendGpu
@@ -29,6 +29,7 @@ from tests.support.tiny_run import TinyRun
 pytestmark = pytest.mark.slow
 
 EDITS = "data.train_files={files}/edits.jsonl"
+LTX2 = HALVES["generators"]["diffusion_nft streams"][1][1:]
 FEW, MANY, SAMPLES = 4, 10, 2  # denoising steps, and samples of each of two prompts
 MODELS = [
     ("qwen-image", []), ("sdxl-controlnet", [EDITS]), ("wan2.2", ["rollout.num_frames=5"]),

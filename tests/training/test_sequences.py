@@ -122,7 +122,8 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
         ("reward_models", "qwen2_5_vl", REWARDS, 2, TWO), ("generators", "qwen-image", IMAGES, 4, TWO),
         ("generators", "flux", IMAGES, 4, TWO), ("generators", "flux2", IMAGES, 2, TWO),
         ("generators", "wan2.1", CLIP, 4, TWO), ("generators", "ltx", CLIP, 2, TWO),
-        ("language", "llama", [*SFT, COMPILED], 2, ZERO), ("generators", "flux", [*WRITTEN[:2], COMPILED, LORA], 2, ZERO),
+        ("language", "llama", [*SFT, COMPILED], 2, ZERO),
+        ("generators", "flux", [*WRITTEN[:2], COMPILED, LORA], 2, ZERO),
     ),
 ])  # fmt: skip
 def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, layout, files, tmp_path):
