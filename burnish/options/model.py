@@ -138,7 +138,7 @@ class CommonModelOptions:
             ),
             (
                 self.compile and max(run.sharding.context_parallel, run.sharding.parts) > 1,
-                "model.compile is true, but sharding.context_parallel, expert_parallel or tensor_parallel splits blocks, "
+                "model.compile is true, but sharding.context_parallel, expert_parallel or tensor_parallel splits them, "
                 "which is not shown to be right for compiled ones; leave one of them out",
             ),
             (
