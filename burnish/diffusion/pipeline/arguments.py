@@ -86,8 +86,8 @@ class Arguments:
         return tuple(value) if isinstance(value, list) and "tuple" in hint and "list" not in hint else value
 
     @classmethod
-    def of_index(cls, index: dict[str, Any], rollout: RolloutOptions) -> Arguments:
-        """Of the pipeline of a model_index.json.
+    def of_index(cls, index: dict[str, Any], rollout: RolloutOptions, own: Any = None) -> Arguments:
+        """Of the pipeline of a model_index.json, or of a class of the user's ``own``.
 
         Raises:
             UserError: diffusers doesn't have its class.
@@ -95,12 +95,12 @@ class Arguments:
         import diffusers
 
         named = str(index.get("_class_name"))
-        kind = pipeline_class(named, index.get("_blocks_class_name"))
+        kind = own or pipeline_class(named, index.get("_blocks_class_name"))
         is_one = isinstance(kind, type) and issubclass(kind, (diffusers.DiffusionPipeline, diffusers.ModularPipeline))
         if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):
             raise UserError(
                 f"model.path holds a {named:.80}, which is not a pipeline of diffusers {diffusers.__version__}; "
-                "install a version of diffusers that has it"
+                f"install a version of diffusers that has it, or give its code as model.family=FILE.py:{named:.80}"
             )
         return cls(kind, rollout)
 
@@ -265,10 +265,11 @@ class Arguments:
 
     def values(self, returned: Any) -> Tensor:
         """The numbers of what the pipeline returned for one row."""
-        import torch
-
         found = next(iter(returned if isinstance(returned, tuple) else vars(returned).values()))
-        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        # of frames, or of images that belong together, there is a list for each sample
+        nested = isinstance(found, list) and (isinstance(found[0], list) or getattr(found[0], "ndim", 0) > 3)
+        values = _as_tensor(found[0] if nested else found)
+        values = values[None] if values.ndim == 3 and self.draws == "image" else values
         # some give arrays with the channels last, whatever they are asked for
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
         return values.movedim(-1, -3) if last else values
@@ -341,6 +342,17 @@ def _decoded(media: Media) -> list[Image]:
     from PIL import Image
 
     return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]
+
+
+def _as_tensor(found: Any) -> Tensor:
+    """Arrays, tensors or images, or a list of them, as one tensor of floats; colours of images in [0, 1]."""
+    import numpy as np
+    import torch
+    from PIL.Image import Image
+
+    if isinstance(found, list):
+        return torch.stack([_as_tensor(one) for one in found])
+    return torch.as_tensor(np.array(found) / 255 if isinstance(found, Image) else found).float()
 
 
 def _names(returned: Any) -> list[str]:

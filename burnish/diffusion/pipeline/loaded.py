@@ -6,7 +6,7 @@ import inspect
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
 from burnish.diffusion.pipeline.loading import LENGTH, classes_of
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 class LoadedPipeline:
     """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
 
+    own: ClassVar[Any] = None  # a class of pipelines of the user's, in place of the one in model_index.json
     away: Sequence[PutAway] = ()  # frozen parts that rest in CPU memory
     bases: Sequence[PutAway] = ()  # networks with adapters, all but which rests there while prompts are encoded
 
@@ -106,9 +107,9 @@ class LoadedPipeline:
         vae = vae_precision(networks["vae"], path / "vae", compute) if "vae" in networks else torch.float32
         precision = {"default": compute, "vae": vae} | dict.fromkeys(trained, dtype)
         with quietly():
-            kind = pipeline_class(index["_class_name"], index.get("_blocks_class_name"))
+            kind = cls.own or pipeline_class(index["_class_name"], index.get("_blocks_class_name"))
             parts = {
-                name: load_mapped(network, path / name, dtype=precision.get(name, compute))
+                name: _loaded(network, path / name, dtype=precision.get(name, compute))
                 for name, network in networks.items()
             }
             parts |= processors_without_torchvision(path, index)
@@ -298,6 +299,17 @@ class LoadedPipeline:
             for file in (folder / name).glob("*"):  # tokenizers keep what a call has set: the model's own files
                 if (given := self.path / name / file.name).is_file():
                     shutil.copyfile(given, file)
+
+
+def _loaded(kind: Any, folder: Path, *, dtype: torch.dtype) -> Any:
+    """A network of a folder; or several in one, which lie in NAME, NAME_1 and so on (MultiControlNetModel)."""
+    import diffusers
+
+    if hasattr(kind, "load_config") or not kind.__module__.startswith("diffusers."):
+        return load_mapped(kind, folder, dtype=dtype)
+    folders = sorted(folder.parent.glob(f"{folder.name}*"))
+    kinds = {one: read_object(one / "config.json").get("_class_name") for one in folders}
+    return kind([load_mapped(getattr(diffusers, str(named)), one, dtype=dtype) for one, named in kinds.items()])
 
 
 def _place_frozen(
