@@ -72,7 +72,7 @@ def test_modules_that_a_pipeline_names_are_not_imported(pipeline, monkeypatch, t
 
 
 INDEX = "model_index.json"
-ENCODER = "text_encoder/config.json"
+ENCODER, ENCODERS = "text_encoder/config.json", ("text_encoder", "text_encoder_2", "text_encoder_3")
 PIPELINES = {  # file, its changes, and what the message names
     "a part elsewhere": (INDEX, {"../elsewhere": ["diffusers", "AutoencoderKL"]}, ["'../elsewhere'"]),
     "a pipeline as a part": (INDEX, {"text_encoder": ["diffusers", "DiffusionPipeline"]}, ["text_encoder"]),
@@ -83,7 +83,9 @@ PIPELINES = {  # file, its changes, and what the message names
     "a function": (INDEX, {"text_encoder": ["transformers", "pipeline"]}, ["text_encoder", "version"]),
     "a list of classes": (INDEX, {"text_encoder": ["transformers", ["CLIPTextModel"]]}, ["text_encoder"]),
     "an abstract pipeline": (INDEX, {"_class_name": "DiffusionPipeline"}, ["DiffusionPipeline"]),
-    "an unknown class": (INDEX, {"_class_name": "SonaPipeline"}, ["SonaPipeline", "diffusers"]),
+    "an unknown class": (INDEX, {"_class_name": "SonaPipeline"}, ["diffusers", "model.family=FILE.py:SonaPipeline"]),
+    "code beside it": (INDEX, {"_class_name": ["own", "Own"]}, ["['own', 'Own']", "model.family=FILE.py:Own"]),
+    "no text encoders": (INDEX, {name: [None, None] for name in ENCODERS}, ["text_encoder_3", "model.family=FILE.py"]),
     "no length of prompts": (INDEX, {"_max_sequence_length": "long"}, ["_max_sequence_length 'long'"]),
     "no text encoder": (INDEX, {"text_encoder": [None, None]}, ["StableDiffusion3Pipeline"]),
     "numbers that no file holds": (ENCODER, {"hidden_size": 1024}, ["text_encoder", "config.json"]),

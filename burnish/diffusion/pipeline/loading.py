@@ -180,10 +180,9 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     """What reads a pipeline: a plugin's family for its class, or what reads any."""
     if options.family != "auto":
         return lookup("flow model", options.family)
-    class_name = index.get("_class_name")
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
-    return families.get(str(class_name)) or lookup("flow model", ANY)
+    return families.get(str(index.get("_class_name"))) or lookup("flow model", ANY)
 
 
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -473,10 +472,8 @@ def load_teacher(
     """A frozen model in the student's precision, with the student's text encoders and an optional adapter merged."""
     from burnish.diffusion.pipeline.loaded import LoadedPipeline
 
-    options = replace(options, quantization=None)
+    options = replace(options, quantization=None, path=path or options.path)
     given = student.text_encoders if isinstance(student, LoadedPipeline) else {}
-    if path is not None:
-        options = replace(options, path=path)
     try:
         model = load_model(options, rollout, given=given, frozen=True)
     except UserError as error:

@@ -144,10 +144,14 @@ class PipelineModel(LoadedPipeline):
         Raises:
             UserError: a class is unknown, or an option has nothing to act on.
         """
-        kinds = classes_of(index, path)
+        kinds, encoders = classes_of(index, path), [name for name in index if name.startswith("text_encoder")]
+        if encoders and cls.own is None and not kinds.keys() & set(encoders):
+            raise UserError(
+                f"model.path is {path}, which has no text encoder to read prompts with ({', '.join(encoders)}); give a "
+                "folder that has one, or a class of yours whose encode_prompt does without: model.family=FILE.py:Class"
+            )
         refuse_guiders(kinds)
-        arguments = Arguments.of_index(index, rollout, cls.own)
-        arguments.check()
+        Arguments.of_index(index, rollout, cls.own).check()
         try:
             check_scheduler(kinds.get("scheduler"), path, rollout)
         except Unsupported as error:
@@ -469,5 +473,5 @@ def family_of_class(given: Any) -> Any:
     """What reads pipelines of a class of the user's; any other class as it is."""
     if not isinstance(given, type) or not issubclass(given, DiffusionPipeline):
         return given
-    own = {"__module__": given.__module__, "__qualname__": given.__qualname__, "own": given}
-    return type(given.__name__, (PipelineModel,), own)
+    about = {"__module__": given.__module__, "__qualname__": given.__qualname__}  # as paths name it
+    return type(given.__name__, (PipelineModel,), about | {"own": given})
