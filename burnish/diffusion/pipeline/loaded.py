@@ -172,8 +172,10 @@ class LoadedPipeline:
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
         """Its text encoders, by the names of the pipeline's parts."""
-        parts = self.pipeline.components.items()
-        return {name: part for name, part in parts if name.startswith("text_encoder") and part is not None}
+        return {
+            name: part for name, part in self.pipeline.components.items()
+            if name.startswith("text_encoder") and part is not None
+        }  # fmt: skip
 
     @property
     def networks(self) -> dict[str, Any]:

@@ -69,14 +69,14 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
     parts = parts_of(content)
-    if isinstance(code := content.get("_class_name"), list):
+    if isinstance(code := content.get("_class_name"), list) and code:
         raise UserError(
             f"{index} has {code!r:.80} as _class_name, which is code beside it, and Burnish runs no code of a model's "
             f"folder; if you trust it, write {code[-1]!r} there, and give a copy as model.family=FILE.py:{code[-1]}"
         )
     # diffusers would import any module that is named here
     own = None if options.family == "auto" else getattr(family_of(options, content), "own", None)
-    known = {*LIBRARIES, *_own_folders(), getattr(own, "__module__", "").partition(".")[0]}
+    known = {*LIBRARIES, *_own_folders(), own and own.__module__.partition(".")[0]}
     if strange := [name for name in parts if content[name][0] not in known]:
         raise UserError(
             f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of "
