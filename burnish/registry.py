@@ -48,6 +48,7 @@ class Kind:
     more: tuple[str, ...] = ()  # further modules that register some
     part: str = ""  # of functions, module:Name of the base of classes that hold the options of one
     part_of_function: str = ""  # the base of those that are made of functions, where it is another
+    made: str = ""  # module:function that makes an entry of what a path leads to, where that may be something else
     entries: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +81,12 @@ KINDS = {
         part="burnish.hooks:Hook",
         part_of_function="burnish.hooks:FunctionHook",
     ),
-    "flow model": Kind("burnish.diffusion.pipeline.model", "burnish.diffusion.pipeline.base:FlowModel", options=False),
+    "flow model": Kind(
+        "burnish.diffusion.pipeline.model",
+        "burnish.diffusion.pipeline.base:FlowModel",
+        options=False,
+        made="burnish.diffusion.pipeline.model:family_of_class",
+    ),
     "language model": Kind(
         "burnish.language.model.universal", "burnish.language.model.universal:LanguageModel", options=False
     ),
@@ -179,7 +185,7 @@ def named(kind: str, name: Any) -> Any:
         mine = [known for known, entry in KINDS[kind].entries.items() if entry is found]
         if mine:  # it has a name of its own
             return mine[0]
-        _entry(kind, path, found, {})
+        _entry(kind, path, _load(KINDS[kind].made)(found) if KINDS[kind].made else found, {})
     return path
 
 

@@ -24,6 +24,12 @@ ADAPTERS = dict.fromkeys(
     "rank is model.lora.rank)",
 )
 
+OF_FILE = {  # how a single file becomes a model's directory, as far as its library can make one of it
+    "diffusers": "convert it to a directory once: the class of its pipeline (StableDiffusionXLPipeline, FluxPipeline, "
+    "...).from_single_file({!r}).save_pretrained('DIR'), and set model.path=DIR",
+    "transformers": "give the directory that it lies in, with its config.json and tokenizer, or a GGUF file",
+}
+
 
 def read_folder(options: CommonModelOptions, config: str, library: str, what: str) -> tuple[Path, dict[str, Any]]:
     """The directory of a model, and the JSON file that describes it.
@@ -39,7 +45,7 @@ def read_folder(options: CommonModelOptions, config: str, library: str, what: st
     """
     path = model_folder(options.path, index=config)
     if path.is_file():
-        raise UserError(f"model.path is {options.path}, a single file; {_of_file(path, library)}")
+        raise UserError(f"model.path is {options.path}, a single file; {OF_FILE[library].format(str(path))}")
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a {library} {what}")
     try:
@@ -48,16 +54,6 @@ def read_folder(options: CommonModelOptions, config: str, library: str, what: st
         wrong = f"has no {config}; it must be a {what} as {library}' save_pretrained writes it"
         known = next((says for name, says in ADAPTERS.items() if (path / name).is_file()), wrong)
         raise UserError(f"model.path is {options.path}, which {known}") from None
-
-
-def _of_file(path: Path, library: str) -> str:
-    """How a single file becomes a model's directory, as far as its library can make one of it."""
-    if library == "diffusers":
-        return (
-            "convert it to a directory once: the class of its pipeline (StableDiffusionXLPipeline, FluxPipeline, ...) "
-            f".from_single_file({str(path)!r}).save_pretrained('DIR'), and set model.path=DIR"
-        )
-    return "give the directory that it lies in, with its config.json and tokenizer, or a GGUF file"
 
 
 def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[str, torch.dtype, torch.dtype]:

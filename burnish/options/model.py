@@ -104,7 +104,8 @@ class CommonModelOptions:
     package:NAME/FILE one inside of an installed Python package."""
     family: str = "auto"
     """What runs the model: auto is Burnish's own, for every pipeline of diffusers and every class of transformers, or a
-    plugin's for its class of pipelines; NAME, file.py:Class or package.module:Class is one of yours."""
+    plugin's for its class of pipelines; NAME, file.py:Class or package.module:Class is one of yours, or a class of
+    pipelines of yours, in place of the one that model_index.json names."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; latents, log-probs and losses are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -229,10 +229,11 @@ def _instead(folder: Path, missing: Iterable[str]) -> str:
             "its weights are quantized: give the model that it was made from (model.quantization stores weights in "
             "fewer bits)"
         )
-    if any(name.startswith("base_model.model.") for name in tensors):
+    if any(name.startswith("base_model.model.") or ".base_layer." in name for name in tensors):
         return (
-            "its weights have the names that peft gives them: save what merge_and_unload() of peft's model returns, or "
-            "give the model that adapters were trained on, and them as model.lora.path"
+            "its weights have the names that peft gives them: save what merge_and_unload() of peft's model returns (of "
+            "pipelines: after fuse_lora() and unload_lora_weights()), or give the model that adapters were trained on, "
+            "and them as model.lora.path"
         )
     if any("lm_head" in name for name in missing) and any(name.startswith(JUDGING) for name in tensors):
         return "it has a head that judges texts in place of one that writes them: give the model that it was made from"

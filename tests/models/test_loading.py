@@ -3,10 +3,12 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import diffusers
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from burnish.utils import weights
@@ -72,30 +74,7 @@ def test_modules_that_a_pipeline_names_are_not_imported(pipeline, monkeypatch, t
 
 
 INDEX = "model_index.json"
-ENCODER = "text_encoder/config.json"
-PIPELINES = {  # file, its changes, and what the message names
-    "a part elsewhere": (INDEX, {"../elsewhere": ["diffusers", "AutoencoderKL"]}, ["'../elsewhere'"]),
-    "a pipeline as a part": (INDEX, {"text_encoder": ["diffusers", "DiffusionPipeline"]}, ["text_encoder"]),
-    "its own class as a part": (
-        INDEX, {"text_encoder": ["stable_diffusion_3", "StableDiffusion3Pipeline"]}, ["text_encoder"],
-    ),
-    "a class of anything": (INDEX, {"text_encoder": ["transformers", "AutoModel"]}, ["text_encoder/config.json"]),
-    "a function": (INDEX, {"text_encoder": ["transformers", "pipeline"]}, ["text_encoder", "version"]),
-    "a list of classes": (INDEX, {"text_encoder": ["transformers", ["CLIPTextModel"]]}, ["text_encoder"]),
-    "an abstract pipeline": (INDEX, {"_class_name": "DiffusionPipeline"}, ["DiffusionPipeline"]),
-    "an unknown class": (INDEX, {"_class_name": "SonaPipeline"}, ["SonaPipeline", "diffusers"]),
-    "no length of prompts": (INDEX, {"_max_sequence_length": "long"}, ["_max_sequence_length 'long'"]),
-    "no text encoder": (INDEX, {"text_encoder": [None, None]}, ["StableDiffusion3Pipeline"]),
-    "numbers that no file holds": (ENCODER, {"hidden_size": 1024}, ["text_encoder", "config.json"]),
-    "layers that no file holds": (ENCODER, {"num_hidden_layers": 50}, ["text_encoder", "config.json"]),
-    "blocks that no file holds": ("transformer/config.json", {"num_layers": 50}, ["transformer", "config.json"]),
-    "a token that is none": (ENCODER, {"eos_token_id": 10**30}, ["OverflowError", "modeling_clip.py"]),
-    "words of another model": (ENCODER, {"vocab_size": 5}, ["text_encoder", "has only 5"]),
-    "few bits": (
-        "transformer/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}},
-        ["transformer", "bitsandbytes"],
-    ),
-}  # fmt: skip
+PIPELINES = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())["pipelines"]
 
 
 @pytest.mark.parametrize(("file", "changes", "names"), PIPELINES.values(), ids=PIPELINES)

@@ -1,5 +1,6 @@
 """Pipelines of any class draw, learn and are saved as diffusers alone has them, or are refused with what they do."""
 
+import dataclasses
 import filecmp
 import gc
 import math
@@ -181,8 +182,9 @@ def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
     assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in run.metrics) < 1e-5
 
 
-def test_another_range_of_pixels_draws_the_same(unseen_run):
-    usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(unseen.SignedPipeline)
+@pytest.mark.parametrize("kind", [unseen.SignedPipeline, unseen.PicturesPipeline, unseen.ArraysPipeline])
+def test_images_of_another_range_or_form_are_the_same(kind, unseen_run):
+    usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(kind)
     usual.train("steps=1")
     other.train("steps=1")
     for ours, theirs in zip(other.metrics, usual.metrics, strict=True):
@@ -199,6 +201,8 @@ REFUSED = {  # what is named beside the class
     unseen.CombinedPipeline: ["UnseenPipeline"],
     unseen.BrokenPipeline: ["KeyError", "'offset'", "unseen.py"],
     unseen.OddPainter: ["painter", "SimpleNamespace"],
+    unseen.AgainPipeline: ["again after its first steps"],
+    unseen.PiecesPipeline: ["painter nowhere as a whole"],
 }
 
 
@@ -210,10 +214,44 @@ def test_pipelines_that_step_or_return_otherwise_are_refused(kind, unseen_run):
     assert [word for word in [*REFUSED[kind], "UnseenPipeline" if odd else kind.__name__] if word not in told] == []
 
 
-def test_steps_that_depend_on_their_number_are_trained(unseen_run):
-    run = unseen_run(unseen.LatePipeline, "rollout.num_inference_steps=8")
+@pytest.mark.parametrize("kind", [unseen.LatePipeline, unseen.BranchingPipeline])
+def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run):
+    run = unseen_run(kind, "rollout.num_inference_steps=8")
     run.train("steps=1")
     assert run.metrics[-1]["rollout_corr/logprob_abs_diff"] < 1e-5
+
+
+OWN = """
+from diffusers import StableDiffusion3Pipeline
+
+class Bright(StableDiffusion3Pipeline):
+    def encode_prompt(self, prompt, *args, **kwargs):
+        return super().encode_prompt(f"bright {prompt}", *args, **kwargs)
+"""
+
+
+def test_a_class_of_ones_own_draws_from_the_folder_of_another(files, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    ours, plain = Generator("sd3", family=f"{tmp_path}/own.py:Bright"), Generator("sd3")
+    asked, bright = ours.asked("red fox"), plain.asked("bright red fox")
+    x = ours.start(asked)
+    torch.testing.assert_close(ours.draw(asked, x), plain.draw(bright, x), rtol=0, atol=1e-5)
+    run = run_of(files, "sd3", f"model.family={tmp_path}/own.py:Bright", "model.lora=null", name="own")
+    run.train("steps=1", "checkpoint.every=1")
+    burnish("export", run.output, "--output", tmp_path / "exported")
+    assert '"_class_name": "Bright"' in (tmp_path / "exported" / "model_index.json").read_text()
+
+
+def test_two_controlnets_of_half_the_scale_are_one(tmp_path):
+    path = shutil.copytree(folder_of("sd1.5-controlnet"), tmp_path / "two")
+    shutil.copytree(path / "controlnet", path / "controlnet_1")
+    changed(path / "model_index.json", controlnet=["diffusers", "MultiControlNetModel"])
+    halves = {"height": 32, "width": 32, "call": {"controlnet_conditioning_scale": [0.5, 0.5]}}
+    one, two = Generator("sd1.5-controlnet"), Generator(path, rollout=halves)
+    prompt = one.prompt("red fox")
+    both = two.model.condition([dataclasses.replace(prompt, images=prompt.images * 2)], **one.size)
+    x = one.start(asked := one.asked("red fox"))
+    torch.testing.assert_close(two.draw(both, x), one.draw(asked, x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

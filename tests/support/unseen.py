@@ -8,10 +8,11 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ModelMixin
+from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.loaders.peft import PeftAdapterMixin
 from diffusers.utils import BaseOutput
+from PIL import Image
 from torch import Tensor, nn
 
 
@@ -73,13 +74,16 @@ class UnseenPipeline(DiffusionPipeline):
         self.scheduler.set_timesteps(num_inference_steps)
         for time in self.scheduler.timesteps:
             clean = (1 - time / 1000).expand(1)
-            added = self.painter(self.read(prompt), dots, clean).added
+            added = self.paint(self.read(prompt), dots, clean)
             if guidance_scale > 1:
-                plain = self.painter(self.read(""), dots, clean=clean).added
+                plain = self.paint(self.read(""), dots, clean=clean)
                 added = plain + guidance_scale * (added - plain)
             dots = self.moved(-added, time, dots)
         images = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
         return self.shown(images)
+
+    def paint(self, *given: Tensor, **named: Tensor) -> Tensor:
+        return self.painter(*given, **named).added
 
     def shown(self, images: Tensor) -> Any:
         return SimpleNamespace(images=images)
@@ -135,6 +139,43 @@ class LatePipeline(UnseenPipeline):
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
 
 
+class BranchingPipeline(UnseenPipeline):
+    """Moves twice as far early, by the time that its scheduler, one of whole timesteps, tells it."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        return super().moved(velocity * 2 if time > 500 else velocity, time, dots)
+
+
+class AgainPipeline(UnseenPipeline):
+    """Sets its scheduler anew for each step."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        self.scheduler.set_timesteps(len(self.scheduler.timesteps))
+        return super().moved(velocity, time, dots)
+
+
+class PiecesPipeline(UnseenPipeline):
+    """Calls layers of its network, and never all of it."""
+
+    def paint(self, letters: Tensor, dots: Tensor, clean: Tensor) -> Tensor:
+        return self.painter.outward(self.painter.inward(dots))
+
+
+class PicturesPipeline(UnseenPipeline):
+    """Calls its network by its method, and draws images of PIL, whatever it is asked for."""
+
+    def paint(self, *given: Tensor, **named: Tensor) -> Tensor:
+        return self.painter.forward(*given, **named).added
+
+    def shown(self, images: Tensor) -> Any:
+        return [Image.fromarray((one * 255).round().byte().permute(1, 2, 0).numpy()) for one in images]
+
+
+class ArraysPipeline(UnseenPipeline):
+    def shown(self, images: Tensor) -> Any:
+        return {"images": images.permute(0, 2, 3, 1).numpy()}
+
+
 class SignedPipeline(UnseenPipeline):
     """Leaves its images in [-1, 1] where it is asked for tensors."""
 
@@ -156,15 +197,12 @@ class BrokenPipeline(UnseenPipeline):
         return super().read(text) + json.loads("{}")["offset"]
 
 
-CLASSES = (
-    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, RowsPipeline, OwnSchedulerPipeline, CombinedPipeline,
-    MomentumPipeline, LatePipeline, BrokenPipeline, SignedPipeline, LayersPipeline,
-)  # fmt: skip
+OURS = [one for one in globals().values() if isinstance(one, type) and one.__module__ == __name__]
 
 
 def add_to_diffusers(monkeypatch: Any) -> None:
     """As if a new version of diffusers had them."""
-    for kind in CLASSES:
+    for kind in OURS:
         monkeypatch.setattr(kind, "__module__", f"diffusers.unseen.{kind.__name__.lower()}")
         monkeypatch.setattr(diffusers, kind.__name__, kind, raising=False)
 
@@ -172,5 +210,7 @@ def add_to_diffusers(monkeypatch: Any) -> None:
 def write_unseen(folder: Path, kind: type = UnseenPipeline, painter: type = UnseenPainter) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        kind(painter=painter(), scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0)).save_pretrained(folder)
+        whole = kind is BranchingPipeline
+        scheduler = DDIMScheduler(clip_sample=False) if whole else FlowMatchEulerDiscreteScheduler(shift=3.0)
+        kind(painter=painter(), scheduler=scheduler).save_pretrained(folder)
     return folder

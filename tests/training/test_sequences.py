@@ -124,6 +124,7 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
         ("generators", "wan2.1", CLIP, 4, TWO), ("generators", "ltx", CLIP, 2, TWO),
         ("language", "llama", [*SFT, COMPILED], 2, ZERO),
         ("generators", "flux", [*WRITTEN[:2], COMPILED, LORA], 2, ZERO),
+        ("generators", "sd1.5-pag", [*WRITTEN[:2], *UNEVEN], 2, ZERO), ("generators", "sd3-pag", WRITTEN[:2], 2, ZERO),
     ),
 ])  # fmt: skip
 def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, layout, files, tmp_path):

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.models.modular import pipeline_class
+from burnish.options import Rules
 from burnish.types.prompt import kinds_of
 from burnish.types.samples import Clip, Kind, Sound
 from burnish.utils.errors import UserError
@@ -15,9 +22,6 @@ from burnish.utils.images import NonFiniteImage
 from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
-
     from burnish.diffusion.options import RolloutOptions
     from burnish.types.media import Media
     from burnish.types.prompt import Prompt
@@ -65,7 +69,7 @@ class Arguments:
         self.sound_rate = SOUND_RATE
         self.signed = False  # whether images come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
-        self._decoded: LruCache[list[Image]] = LruCache(
+        self._decoded: LruCache[list[Image.Image]] = LruCache(
             DECODED, lambda images: sum(3 * image.width * image.height for image in images)
         )
         self._images = next((name for name in IMAGES if name in self.parameters), IMAGES[0])
@@ -86,8 +90,8 @@ class Arguments:
         return tuple(value) if isinstance(value, list) and "tuple" in hint and "list" not in hint else value
 
     @classmethod
-    def of_index(cls, index: dict[str, Any], rollout: RolloutOptions) -> Arguments:
-        """Of the pipeline of a model_index.json.
+    def of_index(cls, index: dict[str, Any], rollout: RolloutOptions, own: Any = None) -> Arguments:
+        """Of the pipeline of a model_index.json, or of a class of the user's ``own``.
 
         Raises:
             UserError: diffusers doesn't have its class.
@@ -95,12 +99,12 @@ class Arguments:
         import diffusers
 
         named = str(index.get("_class_name"))
-        kind = pipeline_class(named, index.get("_blocks_class_name"))
-        is_one = isinstance(kind, type) and issubclass(kind, (diffusers.DiffusionPipeline, diffusers.ModularPipeline))
-        if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):
+        kind = own or pipeline_class(named, index.get("_blocks_class_name"))
+        drawing = [base for base in getattr(kind, "__mro__", ()) if "__call__" in vars(base)]
+        if not drawing or not issubclass(kind, (diffusers.DiffusionPipeline, diffusers.ModularPipeline)):
             raise UserError(
                 f"model.path holds a {named:.80}, which is not a pipeline of diffusers {diffusers.__version__}; "
-                "install a version of diffusers that has it"
+                f"install a version of diffusers that has it, or give its code as model.family=FILE.py:{named:.80}"
             )
         return cls(kind, rollout)
 
@@ -110,44 +114,57 @@ class Arguments:
         Raises:
             UserError: naming the option.
         """
-        rollout, who = self.rollout, self.kind.__name__
+        rollout, who, taken = self.rollout, self.kind.__name__, self.parameters
         of_others = [
-            name for name, one in self.parameters.items()
+            name for name, one in taken.items()
             if one.default is inspect.Parameter.empty and name.endswith(EMBEDDINGS) and name not in rollout.call
         ]  # fmt: skip
-        if of_others:
-            raise UserError(
-                f"a {who} draws from {of_others[0]}, which another pipeline makes of a prompt; Burnish trains "
-                "pipelines that draw from a prompt by themselves: give such a one"
-            )
-        for name in ("height", "width", "num_frames", "max_sequence_length"):
-            value = getattr(rollout, name)
-            if value is not None and name not in self.parameters:
-                raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; remove it")
-        embedded = self.guidance != "guidance_scale" and "guidance_scale" in self.parameters
-        if rollout.guidance_scale != 1 and self.guidance not in self.parameters:
-            way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
-            raise UserError(f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}")
-        if rollout.embedded_guidance is not None and not embedded:
-            raise UserError(
+        embedded = self.guidance != "guidance_scale" and "guidance_scale" in taken
+        way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
+        ours = (*OURS, self.guidance, "self")
+        takes = ", ".join(key for key in taken if key not in ours)
+        sizes = {name: getattr(rollout, name) for name in ("height", "width", "num_frames", "max_sequence_length")}
+        rules: Rules = [
+            (
+                of_others,
+                f"a {who} draws from {next(iter(of_others), '')}, which another pipeline makes of a prompt; Burnish "
+                "trains pipelines that draw from a prompt by themselves: give such a one",
+            ),
+            *(
+                (
+                    value is not None and name not in taken,
+                    f"rollout.{name} is {value}, but a {who} takes no {name}; remove it",
+                )
+                for name, value in sizes.items()
+            ),
+            (
+                rollout.guidance_scale != 1 and self.guidance not in taken,
+                f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}",
+            ),
+            (
+                rollout.embedded_guidance is not None and not embedded,
                 f"rollout.embedded_guidance is {rollout.embedded_guidance}, but the guidance of a {who} is classifier-"
-                "free: use rollout.guidance_scale"
-            )
-        if "scheduler" not in getattr(self.kind, "parts", ("scheduler",)):
-            raise UserError(
+                "free: use rollout.guidance_scale",
+            ),
+            (
+                "scheduler" not in getattr(self.kind, "parts", ("scheduler",)),
                 f"a {who} has no scheduler among its parts: its blocks take the steps themselves, and Burnish couldn't "
-                "take other ones; choose a pipeline that has one"
-            )
-        if "sag_scale" in self.parameters:
-            raise UserError(
+                "take other ones; choose a pipeline that has one",
+            ),
+            (
+                "sag_scale" in taken,
                 f"a {who} reads the attention of its network while it draws (self-attention guidance), which Burnish "
-                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline"
-            )
-        for name in rollout.call:
-            ours = (*OURS, self.guidance, "self")
-            if name in ours or name not in self.parameters:
-                takes = ", ".join(key for key in self.parameters if key not in ours)
-                raise UserError(f"rollout.call has {name!r}, which can't be given to a {who}; it takes {takes}")
+                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline",
+            ),
+            *(
+                (
+                    name in ours or name not in taken,
+                    f"rollout.call has {name!r}, which can't be given to a {who}; it takes {takes}",
+                )
+                for name in rollout.call
+            ),
+        ]
+        refuse(rules)
 
     @property
     def draws(self) -> Kind:
@@ -166,25 +183,29 @@ class Arguments:
         """
         image, number = self.parameters.get(self._images), self.parameters.get(CLASS)
         needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
+        who = self.kind.__name__
         for prompt in prompts if needed else ():
             if not prompt.text.strip().isdecimal():
                 raise UserError(
-                    f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a "
-                    "class: give numbers as prompts, such as 207"
+                    f"{prompt.name} is {prompt.text!r:.80}, but a {who} draws from the number of a class: give numbers "
+                    "as prompts, such as 207"
                 )
         for prompt in kinds_of(prompts):
-            if prompt.images and image is None:
-                raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; remove it")
-            if prompt.images and self.kind.__name__.startswith(KEPT_IMAGES):
-                raise UserError(
-                    f"{prompt.name} has an image, whose keys and values a {self.kind.__name__} computes once, by the "
-                    "network that is trained: they would stay as they are while it learns; remove it"
-                )
-            for name, _ in prompt.inputs:
-                if name not in self.parameters:
-                    raise UserError(f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; remove it")
-            if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
-                raise UserError(f"{prompt.name} has no image, but a {self.kind.__name__} needs one; give it as image")
+            strange = [name for name, _ in prompt.inputs if name not in self.parameters]
+            rules: Rules = [
+                (prompt.images and image is None, f"{prompt.name} has an image, but a {who} takes none; remove it"),
+                (
+                    prompt.images and who.startswith(KEPT_IMAGES),
+                    f"{prompt.name} has an image, whose keys and values a {who} computes once, by the network that is "
+                    "trained: they would stay as they are while it learns; remove it",
+                ),
+                (strange, f"{prompt.name} has a {next(iter(strange), '')}, which a {who} doesn't take; remove it"),
+                (
+                    not prompt.images and image is not None and image.default is inspect.Parameter.empty,
+                    f"{prompt.name} has no image, but a {who} needs one; give it as image",
+                ),
+            ]
+            refuse(rules)
 
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""
@@ -196,11 +217,9 @@ class Arguments:
             "num_inference_steps": request.steps, "output_type": "pt",
             self.guidance: [scale] * request.steps if self.guidance == SCHEDULED else scale, SOUND_GUIDANCE: scale,
             "negative_prompt": (prompt.negative or self._negative) if guided else None,
+            CLASS: [int(prompt.text)] if prompt.text.strip().isdecimal() else None,
+            "max_area": request.height * request.width if request.height and request.width else None,
         }  # fmt: skip
-        if prompt.text.strip().isdecimal():
-            wanted[CLASS] = [int(prompt.text)]
-        if "max_area" in self.parameters and request.height and request.width:
-            wanted["max_area"] = request.height * request.width
         wanted |= {name: self._shown(media) for name, media in prompt.inputs}
         if images := [self._shown(media) for media in prompt.images]:
             single = len(images) == 1 and self._images == IMAGES[0]
@@ -243,8 +262,6 @@ class Arguments:
 
     def read_rate(self, parts: Iterable[Any]) -> None:
         """Take the rate of sounds from the networks of a pipeline."""
-        import torch
-
         configs = [part.config for part in parts if isinstance(part, torch.nn.Module) and hasattr(part, "config")]
         stated = [getattr(config, name) for name in SOUND_RATES for config in configs if hasattr(config, name)]
         self.sound_rate = int(next(iter(stated), SOUND_RATE))
@@ -265,18 +282,17 @@ class Arguments:
 
     def values(self, returned: Any) -> Tensor:
         """The numbers of what the pipeline returned for one row."""
-        import torch
-
         found = next(iter(returned if isinstance(returned, tuple) else vars(returned).values()))
-        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        # of frames, or of images that belong together, there is a list for each sample
+        nested = isinstance(found, list) and (isinstance(found[0], list) or getattr(found[0], "ndim", 0) > 3)
+        values = _as_tensor(found[0] if nested else found)
+        values = values[None] if values.ndim == 3 and self.draws == "image" else values
         # some give arrays with the channels last, whatever they are asked for
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
         return values.movedim(-1, -3) if last else values
 
     def wave(self, returned: Any) -> Tensor | None:
         """The sound [channels, N] of what the pipeline returned for one row; None without one."""
-        import torch
-
         found = next((value for name in SOUNDS if (value := getattr(returned, name, None)) is not None), None)
         return None if found is None else torch.atleast_2d(torch.as_tensor(found[0]).float())
 
@@ -291,8 +307,6 @@ class Arguments:
         Raises:
             Unsupported: it is no single image, clip or sound.
         """
-        from burnish.diffusion.pipeline.schedules import Unsupported
-
         if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
             raise Unsupported(
                 f"it returns {name}, from which another pipeline draws, and no image, clip or sound that a reward "
@@ -308,8 +322,6 @@ class Arguments:
 
     def sample(self, returned: Any, *, finite: Tensor) -> Any:
         """An image, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
-        import torch
-
         wave, sound = self.wave(returned), None
         if wave is not None:
             sound = Sound.of(wave.cpu().numpy(), self.sound_rate)
@@ -327,6 +339,12 @@ class Arguments:
         return image if good else NonFiniteImage.of(image)
 
 
+def refuse(rules: Rules) -> None:
+    """Raises: UserError: with the message of the first rule that is broken."""
+    if told := next((message for broken, message in rules if broken), None):
+        raise UserError(told)
+
+
 def _guides_at_one(kind: Any) -> bool:
     """Whether a pipeline adds its scale to 1, so that a guidance of 1 is on and 0 is none (Z-Image, Krea 2)."""
     found = getattr(kind, "do_classifier_free_guidance", None)
@@ -336,11 +354,16 @@ def _guides_at_one(kind: Any) -> bool:
         return False
 
 
-def _decoded(media: Media) -> list[Image]:
+def _decoded(media: Media) -> list[Image.Image]:
     """An image, or frames as all pipelines take them; arrays are read as floats by some."""
-    from PIL import Image
-
     return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]
+
+
+def _as_tensor(found: Any) -> Tensor:
+    """Arrays, tensors or images, or a list of them, as one tensor of floats; colours of images in [0, 1]."""
+    if isinstance(found, list):
+        return torch.stack([_as_tensor(one) for one in found])
+    return torch.as_tensor(np.array(found) / 255 if isinstance(found, Image.Image) else found).float()
 
 
 def _names(returned: Any) -> list[str]:

@@ -226,8 +226,7 @@ def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> No
     given, tape = arguments.of(full, guidance), model._tape(full, guidance)
     others: dict[str, tuple[Any, EncoderCache, ComparedRun | None]] = {}
     if guidance > 1:
-        unguided = arguments.of(full, 1.0), model._tape(full, 1.0), None
-        others[f"guidance_scale is {guidance:g}"] = unguided
+        others[f"guidance_scale is {guidance:g}"] = arguments.of(full, 1.0), model._tape(full, 1.0), None
     others |= {option: (other, tape, run) for option, other in arguments.without(full, guidance).items()}
     own = run.found(model, given, tape) if others else None
     for option, (other, own_tape, beside) in others.items():

@@ -6,7 +6,11 @@ import inspect
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import diffusers
+import torch
+from torch import Tensor, nn
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
 from burnish.diffusion.pipeline.loading import LENGTH, classes_of
@@ -30,12 +34,9 @@ from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import Agreed, quietly, reads_weights, refuse_non_finite
+from burnish.utils.weights import Agreed, file_precision, quietly, reads_weights, refuse_non_finite
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 class LoadedPipeline:
     """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
 
+    own: ClassVar[Any] = None  # a class of pipelines of the user's, in place of the one in model_index.json
     away: Sequence[PutAway] = ()  # frozen parts that rest in CPU memory
     bases: Sequence[PutAway] = ()  # networks with adapters, all but which rests there while prompts are encoded
 
@@ -88,8 +90,6 @@ class LoadedPipeline:
         Raises:
             UserError: weights are missing, wrong or not finite, or the model can't be trained as this family.
         """
-        import torch
-
         absent: dict[str, Any] = {
             name: PixelSpace() if name == "vae" else None
             for name, kind in index.items()
@@ -106,9 +106,9 @@ class LoadedPipeline:
         vae = vae_precision(networks["vae"], path / "vae", compute) if "vae" in networks else torch.float32
         precision = {"default": compute, "vae": vae} | dict.fromkeys(trained, dtype)
         with quietly():
-            kind = pipeline_class(index["_class_name"], index.get("_blocks_class_name"))
+            kind = cls.own or pipeline_class(index["_class_name"], index.get("_blocks_class_name"))
             parts = {
-                name: load_mapped(network, path / name, dtype=precision.get(name, compute))
+                name: _loaded(network, path / name, dtype=precision.get(name, compute))
                 for name, network in networks.items()
             }
             parts |= processors_without_torchvision(path, index)
@@ -172,8 +172,10 @@ class LoadedPipeline:
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
         """Its text encoders, by the names of the pipeline's parts."""
-        parts = self.pipeline.components.items()
-        return {name: part for name, part in parts if name.startswith("text_encoder") and part is not None}
+        return {
+            name: part for name, part in self.pipeline.components.items()
+            if name.startswith("text_encoder") and part is not None
+        }  # fmt: skip
 
     @property
     def networks(self) -> dict[str, Any]:
@@ -272,8 +274,6 @@ class LoadedPipeline:
 
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the full pipeline with other weights of the networks, as diffusers' ``from_pretrained`` reads it."""
-        import torch
-
         plain = {}
         for name, trained in self.networks.items():
             mark = f"{name}." if len(self.names) > 1 else ""
@@ -300,12 +300,18 @@ class LoadedPipeline:
                     shutil.copyfile(given, file)
 
 
+def _loaded(kind: Any, folder: Path, *, dtype: torch.dtype) -> Any:
+    """A network of a folder; or several in one, which lie in NAME, NAME_1 and so on (MultiControlNetModel)."""
+    if hasattr(kind, "load_config") or not kind.__module__.startswith("diffusers."):
+        return load_mapped(kind, folder, dtype=dtype)
+    own, more = read_object(folder / "config.json").get("_class_name"), folder.parent.glob(f"{folder.name}_[0-9]")
+    return kind([load_mapped(getattr(diffusers, str(own)), one, dtype=dtype) for one in (folder, *sorted(more))])
+
+
 def _place_frozen(
     pipeline: Any, others: Collection[str], path: Path, options: ModelOptions, device: str
 ) -> list[PutAway]:
     """Place all parts but the ``others``, which are trained or another model's; returns those in CPU memory."""
-    import torch
-
     if options.offload and device == "cpu" and reads_weights():
         raise UserError("model.offload is true, but the model is on the CPU already; remove it")
     away: list[PutAway] = []
@@ -332,24 +338,16 @@ def _place_frozen(
 
 def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
     """Classes of the parts that have weights, by model_index.json."""
-    import torch
-
     return {name: kind for name, kind in classes_of(index).items() if issubclass(kind, torch.nn.Module)}
 
 
 def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype:
     """float32; or bfloat16 where networks compute in it, a VAE is published in it, and its class asks for no more."""
-    import torch
-    from safetensors import safe_open
-
-    files = sorted(folder.glob("*.safetensors"))
     upcast = inspect.signature(kind).parameters.get("force_upcast")
     config = read_object(folder / "config.json") if upcast is not None else {}
-    if compute != torch.bfloat16 or not files or (upcast is not None and config.get("force_upcast", upcast.default)):
-        return torch.float32
-    with safe_open(files[0], framework="pt") as file:
-        published = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return torch.bfloat16 if published == {"BF16"} else torch.float32
+    in_full = upcast is not None and config.get("force_upcast", upcast.default)
+    halved = compute == torch.bfloat16 and not in_full and file_precision(folder) == "BF16"
+    return torch.bfloat16 if halved else torch.float32
 
 
 def _tile(pipeline: Any) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -68,10 +69,18 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
     parts = parts_of(content)
-    # diffusers would import any module that is named here
-    if strange := [name for name in parts if content[name][0] not in (*LIBRARIES, *_own_folders())]:
+    if isinstance(code := content.get("_class_name"), list) and code:
         raise UserError(
-            f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of {' or '.join(LIBRARIES)}"
+            f"{index} has {code!r:.80} as _class_name, which is code beside it, and Burnish runs no code of a model's "
+            f"folder; if you trust it, write {code[-1]!r} there, and give a copy as model.family=FILE.py:{code[-1]}"
+        )
+    # diffusers would import any module that is named here
+    own = None if options.family == "auto" else getattr(family_of(options, content), "own", None)
+    known = {*LIBRARIES, *_own_folders(), own and own.__module__.partition(".")[0]}
+    if strange := [name for name in parts if content[name][0] not in known]:
+        raise UserError(
+            f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of "
+            f"{', '.join(LIBRARIES)} or a package of yours that model.family=package.module:Class names"
         )
     if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
         raise UserError(f"{index} lists {strange[0]!r:.80}, which is not a valid name of a part; restore the file")
@@ -171,10 +180,9 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     """What reads a pipeline: a plugin's family for its class, or what reads any."""
     if options.family != "auto":
         return lookup("flow model", options.family)
-    class_name = index.get("_class_name")
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
-    return families.get(str(class_name)) or lookup("flow model", ANY)
+    return families.get(str(index.get("_class_name"))) or lookup("flow model", ANY)
 
 
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -193,7 +201,7 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     if not issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         return
     family.check_networks(index, options)
-    kind, tokenizers = Arguments.of_index(index, rollout).kind, tokenizers_of(path, index)
+    kind, tokenizers = Arguments.of_index(index, rollout, family.own).kind, tokenizers_of(path, index)
     for encoder, size in vocabularies_of(path, index).items():
         if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
             refuse_unknown(tokenizer, texts_of(prompts), encoder, size)
@@ -396,7 +404,7 @@ def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
         where = f"{path / 'model_index.json'} has {named!r:.80} of {library} for {name}"
         own: Any = transformers if library == "transformers" else diffusers
         # what belongs to one pipeline lies in its folder
-        homes = [own] if own is transformers else [getattr(diffusers.pipelines, library, None), diffusers]
+        homes = [getattr(diffusers.pipelines, library, None), sys.modules.get(library), own]
         kind = next(filter(None, (getattr(home, str(named), None) for home in homes)), None)
         if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
             raise UserError(
@@ -464,10 +472,8 @@ def load_teacher(
     """A frozen model in the student's precision, with the student's text encoders and an optional adapter merged."""
     from burnish.diffusion.pipeline.loaded import LoadedPipeline
 
-    options = replace(options, quantization=None)
+    options = replace(options, quantization=None, path=path or options.path)
     given = student.text_encoders if isinstance(student, LoadedPipeline) else {}
-    if path is not None:
-        options = replace(options, path=path)
     try:
         model = load_model(options, rollout, given=given, frozen=True)
     except UserError as error:

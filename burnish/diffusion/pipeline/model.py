@@ -37,7 +37,7 @@ from burnish.diffusion.pipeline.runs import (
     RecordedRun,
     Runner,
 )
-from burnish.diffusion.pipeline.schedules import Unsupported, check_scheduler
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.writing import Asked, Asking, Question, check_tokens, token_logprobs, write
 from burnish.registry import register
 from burnish.types.prompt import Prompt
@@ -144,10 +144,14 @@ class PipelineModel(LoadedPipeline):
         Raises:
             UserError: a class is unknown, or an option has nothing to act on.
         """
-        kinds = classes_of(index, path)
+        kinds, encoders = classes_of(index, path), [name for name in index if name.startswith("text_encoder")]
+        if encoders and cls.own is None and not kinds.keys() & set(encoders):
+            raise UserError(
+                f"model.path is {path}, which has no text encoder to read prompts with ({', '.join(encoders)}); give a "
+                "folder that has one, or a class of yours whose encode_prompt does without: model.family=FILE.py:Class"
+            )
         refuse_guiders(kinds)
-        arguments = Arguments.of_index(index, rollout)
-        arguments.check()
+        Arguments.of_index(index, rollout, cls.own).check()
         try:
             check_scheduler(kinds.get("scheduler"), path, rollout)
         except Unsupported as error:
@@ -155,11 +159,11 @@ class PipelineModel(LoadedPipeline):
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
-        return Arguments.of_index(index, rollout).draws
+        return Arguments.of_index(index, rollout, cls.own).draws
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
-        Arguments.of_index(index, rollout).check_prompts(prompts)
+        Arguments.of_index(index, rollout, cls.own).check_prompts(prompts)
 
     @cached_property
     def lora_targets(self) -> list[str]:
@@ -332,7 +336,7 @@ class PipelineModel(LoadedPipeline):
         except ControlFlowChanged:
             k = program.before(time)
         with explained(self):  # recorded anew, with this time in the place of its own
-            program = self.program(request, guidance, time, partial(program.table.placed, k=k, time=time))
+            program = self.program(request, guidance, time, (program.table, k))
         return (yield from program.velocity(self._run.scheduler, x, time, k))
 
     def verify(self, conditioning: Requests, *, guidance: float) -> None:
@@ -356,24 +360,25 @@ class PipelineModel(LoadedPipeline):
         return self._run(self.arguments.of(request, guidance), self._tape(request, guidance), run)
 
     def recorded(
-        self, request: Requests, guidance: float, tables: Callable[[str, Tensor], Tensor] | None = None
+        self, request: Requests, guidance: float, time: float = 0.0, step: tuple[NoiseSchedule, int] | None = None
     ) -> Program:
         """A run that is recorded; see ``program``."""
+        tables = None if step is None else partial(step[0].placed, k=step[1], time=time)
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
         with torch.no_grad(), explained(self):
             returned = self.run(request, guidance, run)
-            return Program(run, returned)
+            return Program(run, returned, None if step is None else step[0])
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,
-        tables: Callable[[str, Tensor], Tensor] | None = None,
+        step: tuple[NoiseSchedule, int] | None = None,
     ) -> Program:  # fmt: skip
-        """The pipeline's run for a prompt; ``tables`` has another time among its own."""
+        """The pipeline's run for a prompt, or one in which a ``step`` of its schedule begins at another time."""
         key = self._keys(request, guidance, time)[0]
 
         def made() -> Program:
-            if request.prompts[0].images or request.prompts[0].inputs or tables is not None:
-                return self.recorded(request, guidance, tables)
+            if request.prompts[0].images or request.prompts[0].inputs or step is not None:
+                return self.recorded(request, guidance, time or 0.0, step)
             known = self._known.setdefault(key[-1], {})
             answers = next((one.answers for one in known.values()), 0)
             leaves = self._encoded(request, guidance, answers)
@@ -453,8 +458,20 @@ class PipelineModel(LoadedPipeline):
                 at = time  # of the last step that calls networks that are trained
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
         with torch.enable_grad():
-            calls = next(self._velocity(request, guidance, x, at))
+            if (calls := next(self._velocity(request, guidance, x, at), None)) is None:
+                raise UserError(
+                    f"a {self.class_name} can't be trained: its step calls {' and '.join(self.names)} nowhere as a "
+                    "whole, but layers of it; have its code call the network itself"
+                )
             inputs = [tensor for tensor in tensors_in([call.leaves for call in calls]) if tensor.requires_grad]
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
         return None if bool(reached.all()) else reached
+
+
+def family_of_class(given: Any) -> Any:
+    """What reads pipelines of a class of the user's; any other class as it is."""
+    if not isinstance(given, type) or not issubclass(given, DiffusionPipeline):
+        return given
+    about = {"__module__": given.__module__, "__qualname__": given.__qualname__}  # as paths name it
+    return type(given.__name__, (PipelineModel,), about | {"own": given})

@@ -246,13 +246,17 @@ class Program:
 
     confirmed = False
 
-    def __init__(self, run: RecordedRun, returned: Any) -> None:
-        """Raises: Unsupported: its steps draw noise, or read numbers of the state."""
+    def __init__(self, run: RecordedRun, returned: Any, table: NoiseSchedule | None = None) -> None:
+        """Args: ``table``: of the pipeline's own times, where a step of the run begins at another one.
+
+        Raises:
+            Unsupported: its steps draw noise, or read numbers of the state.
+        """
         run.drop_unread()
         if not (steps := run.steps):
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        self.table = NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
+        self.table = table or NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
         self.rows, self._tables = run.rows, trace.tables
         first = [step.state for step in steps[0]]
         self._shapes = [x.shape[1:] for x in first]  # of streams

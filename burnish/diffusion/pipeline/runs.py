@@ -9,10 +9,12 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
@@ -173,11 +175,15 @@ class Runner:
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
         def network(name: str, part: nn.Module) -> Proxy:
-            known = dict(facts.get(name, {}))
+            @functools.wraps(part.forward)  # some call that, or look at what it takes
+            def called(*args: Any, **kwargs: Any) -> Any:
+                return run.call(name, part, named(part.forward, args, kwargs))
+
+            known = {"forward": called, **facts.get(name, {})}
             if hasattr(part, "generate"):
                 tokens = tape if name in self.names else EncoderCache(tape.seed)
                 known["generate"] = answering(functools.partial(tokens.written_by, part))
-            return Proxy(part, lambda *a, **k: run.call(name, part, named(part.forward, a, k)), **known)
+            return Proxy(part, called, **known)
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
         own["scheduler"] = stand_in_scheduler(self.scheduler, run, linear=self._linear)
@@ -196,7 +202,10 @@ class Runner:
         try:
             with torch.random.fork_rng(devices=[]), run.trace or nullcontext():
                 torch.default_generator.manual_seed(tape.seed)
-                return self._call(clone, **arguments, generator=torch.Generator().manual_seed(tape.seed))
+                found = self._call(clone, **arguments, generator=torch.Generator().manual_seed(tape.seed))
+                # as diffusers' own return it: in a tuple, or in fields
+                found = SimpleNamespace(**found) if type(found) is dict else found
+                return (found,) if isinstance(found, list | Tensor | np.ndarray | Image) else found
         finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
             for scheduler in (own["scheduler"], *run.streams):
                 for name in STOOD_IN:
@@ -319,7 +328,16 @@ class PipelineRun:
         return result
 
     def placed(self, scheduler: Any) -> None:
-        """The pipeline has set its scheduler to its timesteps."""
+        """The pipeline has set its scheduler to its timesteps.
+
+        Raises:
+            Unsupported: it has taken steps of that scheduler before.
+        """
+        if scheduler in self.streams:
+            raise Unsupported(
+                "it sets its scheduler's timesteps again after its first steps, as for a second pass over a larger "
+                "image; choose a pipeline of one pass"
+            )
         self.scheduler = scheduler
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -247,8 +247,8 @@ class NoiseSchedule:
         skipped = len(scheduler.timesteps) - len(names) - angles  # whose last one is the end
         if skipped and torch.equal(scheduler.timesteps[: len(names)].to(names), names):
             raise Unsupported(
-                "it stops before its scheduler's last step, and leaves the others to a second pipeline; remove "
-                "denoising_end from rollout.call"
+                "it stops before its scheduler's last step, as one does that leaves the others to a second pipeline; "
+                "remove denoising_end from rollout.call, or choose a pipeline that takes all steps"
             )
         signal, noise = _factors(scheduler, names, skipped)
         if (kind := kind_of(signal, noise)) is None:

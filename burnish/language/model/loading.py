@@ -87,7 +87,8 @@ def check_files(options: CommonModelOptions) -> None:
         own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
         raise UserError(
             f"model.path is {options.path}, whose model_type is {written!s:.80}, which transformers "
-            f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
+            f"{transformers.__version__} doesn't know{own}; upgrade transformers, give another model, or name code "
+            "that you trust in plugins, with AutoConfig.register and AutoModelForCausalLM.register in it"
         )
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
