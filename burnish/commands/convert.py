@@ -103,7 +103,7 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     """What stands above a recipe of one command, beside which a script has ``others``."""
     yield f"# Converted from {source.name} of {conversion.project} by Burnish {__version__}."
     machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
-    of = f"    # {', '.join(machine)}" if machine else ""
+    of = f"    # {', '.join(dict.fromkeys(machine))}" if machine else ""
     yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}{of}"
     if others:
         yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
@@ -262,13 +262,20 @@ class Conversion:
 
 
 def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Options by dotted name; a section that the table knows as an option is one."""
+    """Options by dotted name; a section that the table knows as an option is one, and so is what it doesn't read of it."""
     for key, value in tree.items():
         name = f"{above}{key}"
-        if isinstance(value, dict) and value and trainer.look(trainer.find(name))[0] != "names":
+        kind, entry = trainer.look(trainer.find(name))
+        if isinstance(value, dict) and value and kind != "names":
             yield from _leaves(value, trainer, f"{name}.")
-        else:
-            yield name, value
+            continue
+        yield name, value
+        inner: dict[str, list[Any]] = {}
+        for one in value if isinstance(value, list) else [value]:
+            for place, leaf in flattened(one) if isinstance(one, dict) and kind == "names" else ():
+                if "'" in entry and f"'{place.rpartition('.')[2]}'" not in entry:
+                    inner.setdefault(f"{name}.{place}", []).append(leaf)
+        yield from ((place, leaves if leaves[1:] != leaves[:-1] else leaves[0]) for place, leaves in inner.items())
 
 
 def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:
@@ -298,17 +305,19 @@ def _rewards(known: Mapping[str, Any], given: Any, weights: Any = None) -> dict[
         given: a name, a list of names or of dictionaries with name or reward_model and weight, or weights by name.
         weights: of the list, or one number for all; None is 1.
     """
-    if isinstance(given, dict) and "name" not in given:
-        given, weights = list(given), list(given.values())
-    several = given if isinstance(given, list) else [given]
+    if isinstance(given, dict) and not {"name", "reward_model"} & given.keys():
+        several = [(one if isinstance(one, dict) else {"weight": one}) | {"reward_model": key} for key, one in given.items()]
+    else:
+        several = given if isinstance(given, list) else [given]
     section: dict[str, Any] = {}
     for place, one in enumerate(several):
         own = one if isinstance(one, dict) else {"name": str(one)}
         name = str(own.get("reward_model") or own["name"])
         weight = weights[place] if isinstance(weights, list) else own.get("weight", 1) if weights is None else weights
         label = re.sub(r"\W+", "_", name.rpartition(".")[2])
-        ours = known.get(name, {"label": label, "name": "function", "path": f"{OWN_CODE}:{label}"})
-        ours = {"weight": weight} | ({"name": ours} if isinstance(ours, str) else ours)
-        label = ours.pop("label", ours["name"])
-        section[label] = ours
+        path = f"{own['path']}:{own['name']}".removeprefix("pkg://") if "path" in own else f"{OWN_CODE}:{label}"
+        ours = known.get(name) or known.get(name.lower()) or {"label": label, "name": "function", "path": path}
+        weighted = {"weight": 1, "weight_by": weight} if isinstance(weight, dict) else {"weight": weight}
+        ours = weighted | ({"name": ours} if isinstance(ours, str) else ours)
+        section[ours.pop("label", ours["name"])] = ours
     return section

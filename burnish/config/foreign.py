@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from burnish.config.yaml_text import nest, parse
+from burnish.config.yaml_text import merge, nest, parse
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
 from burnish.utils.paths import ASSETS
@@ -144,13 +144,20 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
     "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
+    "having": lambda several, key: [one for one in several if key in one],
+    "got": lambda several, key, other: [one.get(key, other) for one in several],
+    "pair": lambda one: one if isinstance(one, list) else [one], "root": lambda number, degree: number ** (1 / degree),
+    "split": lambda text, at: [float(part) for part in text.split(at)],
     "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
     "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
 }  # fmt: skip
 
 
-_VARIABLE = re.compile(r"\$\{(?:oc\.env:)?([\w.]+)(?:\[@\])?(?::?[-,]([^${}]*))?\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(?:oc\.env:|oc\.select:)?([\w.]+)(?:\[@\])?(?::?[-,]\s*([^${}]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
+_BRANCH = re.compile(
+    r"(?m)^(?:if|while) .*(?:fi|done)$|^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$|^while (?:.*\n)*?done$"
+)
 
 
 class Expression(str):
@@ -217,10 +224,10 @@ def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
     text = read_text(path)
     try:
         if path.suffix in YAML:
-            return [_of_yaml(text)]
+            return [_of_yaml(path)]
         if path.suffix == ".py":
             return [_Module(ast.parse(text), defaults).options(function)]
-        return [_with_file(options, path) for options in _of_script(text)]
+        return [_with_file(options, path, defaults) for options in _of_script(text)]
     except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
         raise UserError(f"{path} can't be read: {error}; correct it, or give another file") from None
 
@@ -246,22 +253,36 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     return text
 
 
-def _of_yaml(text: str) -> Options:
-    """The leaves of a tree; ``${other.option}`` and ``${oc.env:NAME,value}`` are replaced."""
-    tree = parse(text)
+def _tree(path: Path) -> dict[str, Any]:
+    """A YAML file, above those beside it that its ``defaults`` name."""
+    tree = parse(read_text(path))
     if not isinstance(tree, dict):
         raise ConfigError("it holds no options by name")
-    options = dict(flattened(tree))
-    filled = {
-        name: _value(_filled(re.sub(r"^\$\{oc\.decode:(.*)\}$", r"\1", value), options))
-        for name, value in options.items() if isinstance(value, str) and "${" in value
-    }  # fmt: skip
-    return options | filled
+    named = tree.get("defaults")
+    places = [path.parent / f"{name}.yaml" for name in named] if isinstance(named, list) else []
+    below = [_tree(place) for place in places if place.is_file()]
+    return reduce(merge, [*below, {name: one for name, one in tree.items() if name != "defaults" or not below}])
+
+
+def _of_yaml(path: Path) -> Options:
+    """The leaves of a file; ``${other.option}``, ``${..sibling}`` and ``${oc.env:NAME,value}`` are replaced."""
+    options = dict(flattened(_tree(path)))
+
+    def filled(name: str, value: str) -> Any:
+        value = re.sub(r"^\$\{oc\.decode:(.*)\}$", r"\1", value)
+        above = name.split(".")
+        value = re.sub(r"\$\{(\.+)", lambda dots: "${" + "".join(f"{one}." for one in above[: -len(dots[1])]), value)
+        return _value(_filled(value, options))
+
+    return options | {
+        name: filled(name, value) for name, value in options.items() if isinstance(value, str) and "${" in value
+    }
 
 
 def _of_script(text: str) -> Iterator[Options]:
-    """Options of each command: ``a.b=value`` and ``--name value``. What ``if`` and ``case`` decide is left out."""
-    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$|^(if|case) (?:.*\n)*?(fi|esac)$", "", text).replace("\\\n", " ")
+    """Options of each command: ``a.b=value`` and ``--name value``. Of ``if`` and ``case`` the ``else`` alone is read."""
+    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$", "", text)
+    text = re.sub(r"(?m)^\s*(?:export )?\w+=.*\$\([^(].*$", "", _BRANCH.sub(r"\1", text)).replace("\\\n", " ")
     text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
     text = _ARITHMETIC.sub(lambda found: found[0].replace(" ", ""), text)
     words = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
@@ -274,7 +295,7 @@ def _of_script(text: str) -> Iterator[Options]:
             held = [first.removeprefix("("), *command[1:]]
             variables[name] = [one for word in held if word not in ("", ")") for one in _expanded(word, variables)]
         elif not ends:
-            yield _of_command([one for word in command for one in _expanded(word, variables)])
+            yield _of_command([one for word in command if word != "$@" for one in _expanded(word, variables)])
 
 
 def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
@@ -317,13 +338,14 @@ def _of_command(words: list[str]) -> Options:
     }
 
 
-def _with_file(options: Options, script: Path) -> Options:
-    """Options of a command with those of the YAML file that it names, which lie below them."""
-    named = str(options.get("config", ""))
-    places = [folder / named for folder in (Path(), *script.absolute().parents) if named.endswith(YAML)]
+def _with_file(options: Options, script: Path, defaults: Options) -> Options:
+    """Options of a command with those of the file, or FILE.py:NAME, that it names, which lie below them."""
+    named, _, function = str(options.get("config", "")).partition(".py:")
+    named = f"{named}.py" if function else named
+    places = [folder / named for folder in (Path(), *script.absolute().parents) if named.endswith((*YAML, ".py"))]
     file = next((place for place in places if place.is_file()), None)
     own = {name: value for name, value in options.items() if name != "config"}
-    return options if file is None else _of_yaml(read_text(file)) | own
+    return options if file is None else reduce(dict.__or__, [*read(file, function or None, defaults), own])
 
 
 class _Module:
