@@ -262,7 +262,7 @@ class Conversion:
 
 
 def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Options by dotted name; a section that the table knows as an option is one, and so is what it doesn't read of it."""
+    """Options by dotted name. A section that the table knows is one; what its entry doesn't read of it are others."""
     for key, value in tree.items():
         name = f"{above}{key}"
         kind, entry = trainer.look(trainer.find(name))
@@ -306,11 +306,11 @@ def _rewards(known: Mapping[str, Any], given: Any, weights: Any = None) -> dict[
         weights: of the list, or one number for all; None is 1.
     """
     if isinstance(given, dict) and not {"name", "reward_model"} & given.keys():
-        several = [(one if isinstance(one, dict) else {"weight": one}) | {"reward_model": key} for key, one in given.items()]
-    else:
-        several = given if isinstance(given, list) else [given]
+        given = [
+            (one if isinstance(one, dict) else {"weight": one}) | {"reward_model": key} for key, one in given.items()
+        ]
     section: dict[str, Any] = {}
-    for place, one in enumerate(several):
+    for place, one in enumerate(given if isinstance(given, list) else [given]):
         own = one if isinstance(one, dict) else {"name": str(one)}
         name = str(own.get("reward_model") or own["name"])
         weight = weights[place] if isinstance(weights, list) else own.get("weight", 1) if weights is None else weights

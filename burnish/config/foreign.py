@@ -156,7 +156,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 _VARIABLE = re.compile(r"\$\{(?:oc\.env:|oc\.select:)?([\w.]+)(?:\[@\])?(?::?[-,]\s*([^${}]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
 _BRANCH = re.compile(
-    r"(?m)^(?:if|while) .*(?:fi|done)$|^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$|^while (?:.*\n)*?done$"
+    r"(?m)^(?:if|while) .*(?:fi|done)$|^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$|"
+    r"^while (?:.*\n)*?done$"
 )
 
 
@@ -280,7 +281,7 @@ def _of_yaml(path: Path) -> Options:
 
 
 def _of_script(text: str) -> Iterator[Options]:
-    """Options of each command: ``a.b=value`` and ``--name value``. Of ``if`` and ``case`` the ``else`` alone is read."""
+    """Options of each command: ``a.b=value`` and ``--name value``. Of ``if`` the ``else`` alone is read."""
     text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$", "", text)
     text = re.sub(r"(?m)^\s*(?:export )?\w+=.*\$\([^(].*$", "", _BRANCH.sub(r"\1", text)).replace("\\\n", " ")
     text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
