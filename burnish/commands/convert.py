@@ -105,6 +105,8 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
     of = f"    # {', '.join(dict.fromkeys(machine))}" if machine else ""
     yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}{of}"
+    if not machine:
+        yield "# The file does not say on how many GPUs it runs; what it says of each GPU is taken for one."
     if others:
         yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
     if made_up := {

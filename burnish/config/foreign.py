@@ -148,6 +148,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "got": lambda several, key, other: [one.get(key, other) for one in several],
     "pair": lambda one: one if isinstance(one, list) else [one], "root": lambda number, degree: number ** (1 / degree),
     "split": lambda text, at: [float(part) for part in text.split(at)],
+    "without": lambda several, key: [one for one in several if one != key],
     "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
     "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
 }  # fmt: skip
