@@ -116,6 +116,8 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     values = [str(value) for value, _ in conversion.options.values()]
     if any(value.startswith(OWN_CODE) for value in values):
         yield f"# Write the reward functions of {OWN_CODE} first."
+    if files := sorted(set(re.findall(r"\bmy_(?!rewards)[\w.]+", " ".join(values)))):
+        yield f"# Weights and questions of rewards are yours to provide (docs/learned_rewards.md): {', '.join(files)}."
     if any("${" in value or "$(" in value for value in values):
         yield "# Values with a $ are variables that the file does not set; put in what they stand for."
     for kind, title in GROUPS:

@@ -144,6 +144,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
     "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
+    "named": lambda key, several: [{key: one} for one in several],
     "values": lambda tree: list(tree.values()),
     "having": lambda several, key: [one for one in several if key in one],
     "got": lambda several, key, other: [one.get(key, other) for one in several],
