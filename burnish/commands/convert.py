@@ -37,16 +37,21 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
 from burnish.utils.reading import checked_path
 
+OWN_CODE = "my_rewards.py"  # where rewards are that have to be written
 FUNCTIONS_OF = "flow_grpo"  # the project whose configurations are functions
 GROUPS = (
     ("lost", "Not carried over:"),
     ("unknown", "Unknown to Burnish; look for a counterpart in burnish config RECIPE:"),
     ("needless", "Nothing to set here:"),
 )
+HINTS = (  # what stands above a recipe with such values
+    (rf"\b{re.escape(OWN_CODE)}", "Write the reward functions of {} first."),
+    (r"\bmy_(?!rewards)[\w.]+", "Weights and questions of rewards are yours to provide (docs/learned_rewards.md): {}."),
+    (r"\$[{(]", "Values with a $ are variables that the file does not set; put in what they stand for."),
+)
 FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
 MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
-OWN_CODE = "my_rewards.py"  # where rewards are that have to be written
 
 
 def convert(file: str, *, project: str | None = None, output: str | None = None) -> int:
@@ -103,23 +108,18 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     """What stands above a recipe of one command, beside which a script has ``others``."""
     yield f"# Converted from {source.name} of {conversion.project} by Burnish {__version__}."
     machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
-    of = f"    # {', '.join(dict.fromkeys(machine))}" if machine else ""
-    yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}{of}"
-    if not machine:
-        yield "# The file does not say on how many GPUs it runs; what it says of each GPU is taken for one."
+    of = ", ".join(dict.fromkeys(machine)) or "the file names no number of GPUs: what it says of each is taken for one"
+    yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}    # {of}"
     if others:
         yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
     if made_up := {
         name.split(".")[1] for name, (_, of) in conversion.options.items() if name.startswith("rewards.") and not of
     }:
         yield f"# The file names no reward: put yours in the place of {', '.join(made_up)} (docs/rewards.md)."
-    values = [str(value) for value, _ in conversion.options.values()]
-    if any(value.startswith(OWN_CODE) for value in values):
-        yield f"# Write the reward functions of {OWN_CODE} first."
-    if files := sorted(set(re.findall(r"\bmy_(?!rewards)[\w.]+", " ".join(values)))):
-        yield f"# Weights and questions of rewards are yours to provide (docs/learned_rewards.md): {', '.join(files)}."
-    if any("${" in value or "$(" in value for value in values):
-        yield "# Values with a $ are variables that the file does not set; put in what they stand for."
+    values = " ".join(str(value) for value, _ in conversion.options.values())
+    for pattern, hint in HINTS:
+        if found := re.findall(pattern, values):
+            yield f"# {hint.format(', '.join(sorted(set(found))))}"
     for kind, title in GROUPS:
         by_reason: dict[str, list[str]] = {}
         for name, why in getattr(conversion, kind).items():
@@ -178,8 +178,8 @@ class Conversion:
         for name in sorted(self._values, key=lambda name: places.get(name, -1)):
             self._take(name, name in self.stated)
         scored = any(option.startswith("rewards.") for option in self.options)
-        below = {name: one for name, one in trainer.recipe.items() if not (scored and name.startswith("rewards."))}
-        self.options = {name: (value, "") for name, value in below.items()} | self.options
+        below = {name: (one, "") for name, one in trainer.recipe.items() if not scored or "rewards." not in name}
+        self.options = below | self.options
         self._leave_out()
 
     @property
@@ -274,12 +274,11 @@ def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Itera
             yield from _leaves(value, trainer, f"{name}.")
             continue
         yield name, value
-        inner: dict[str, list[Any]] = {}
-        for one in value if isinstance(value, list) else [value]:
-            for place, leaf in flattened(one) if isinstance(one, dict) and kind == "names" else ():
-                if "'" in entry and f"'{place.rpartition('.')[2]}'" not in entry:
-                    inner.setdefault(f"{name}.{place}", []).append(leaf)
-        yield from ((place, leaves if leaves[1:] != leaves[:-1] else leaves[0]) for place, leaves in inner.items())
+        several = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+        inner = [leaf for one in several for leaf in flattened(one) if kind == "names" and "'" in entry]
+        for place in dict.fromkeys(place for place, _ in inner if f"'{place.rpartition('.')[2]}'" not in entry):
+            values = [leaf for at, leaf in inner if at == place]
+            yield f"{name}.{place}", values if values[1:] != values[:-1] else values[0]
 
 
 def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:

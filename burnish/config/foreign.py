@@ -158,9 +158,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 _VARIABLE = re.compile(r"\$\{(?:oc\.env:|oc\.select:)?([\w.]+)(?:\[@\])?(?::?[-,]\s*([^${}]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
-_BRANCH = re.compile(
-    r"(?m)^(?:if|while) .*(?:fi|done)$|^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$|"
-    r"^while (?:.*\n)*?done$"
+_CLEANED = (  # what is put in the place of what in a script
+    (r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$", ""),  # comments
+    (r"(?m)^(?:if|while) .*(?:fi|done)$|^while (?:.*\n)*?done$", ""),
+    (r"(?m)^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$", r"\1"),
+    (r"(?m)^\s*(?:export )?\w+=.*\$\([^(].*$", ""),  # what only running says
+    (r"\\\n", " "),
+    (r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )"),
+    (_ARITHMETIC, lambda found: found[0].replace(" ", "")),
 )
 
 
@@ -191,11 +196,10 @@ def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., A
             return value(node.value)
         case ast.IfExp():
             return value(node.body if value(node.test) else node.orelse)
-        case ast.BoolOp():
-            for one in node.values[:-1]:
-                if bool(known := value(one)) is isinstance(node.op, ast.Or):
-                    return known
-            return value(node.values[-1])
+        case ast.BoolOp(values=[first, *others]):
+            known = value(first)
+            decided = not others or bool(known) is isinstance(node.op, ast.Or)
+            return known if decided else value(ast.BoolOp(node.op, others))
         case ast.Compare(ops=[how], comparators=[other]) if type(how) in OPERATORS:
             return OPERATORS[type(how)](value(node.left), value(other))
         case ast.UnaryOp() if type(node.op) in OPERATORS:
@@ -285,10 +289,8 @@ def _of_yaml(path: Path) -> Options:
 
 def _of_script(text: str) -> Iterator[Options]:
     """Options of each command: ``a.b=value`` and ``--name value``. Of ``if`` the ``else`` alone is read."""
-    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$", "", text)
-    text = re.sub(r"(?m)^\s*(?:export )?\w+=.*\$\([^(].*$", "", _BRANCH.sub(r"\1", text)).replace("\\\n", " ")
-    text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
-    text = _ARITHMETIC.sub(lambda found: found[0].replace(" ", ""), text)
+    for pattern, instead in _CLEANED:
+        text = re.sub(pattern, instead, text)
     words = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
     words.whitespace, words.commenters, words.whitespace_split = " \t\r", "", True
     variables: dict[str, list[str]] = {"HOME": ["~"]}
@@ -381,16 +383,18 @@ class _Module:
     def _follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
         """Do assignments one after the other; what is returned."""
         for statement in body:
-            if isinstance(statement, ast.Return) and statement.value is not None:
-                return self._value(statement.value, names)
-            if not isinstance(statement, ast.Assign):
-                continue
-            value = self._value(statement.value, names)
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    names[target.id] = value
-                elif isinstance(target, ast.Attribute) and isinstance(held := self._value(target.value, names), dict):
-                    held[target.attr] = value
+            match statement:
+                case ast.Return(value=ast.expr() as node):
+                    return self._value(node, names)
+                case ast.Assign(targets=targets):
+                    value = self._value(statement.value, names)
+                    for target in targets:
+                        if isinstance(target, ast.Name):
+                            names[target.id] = value
+                        elif isinstance(target, ast.Attribute) and isinstance(
+                            held := self._value(target.value, names), dict
+                        ):
+                            held[target.attr] = value
         return {}
 
     def _value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -408,7 +412,5 @@ class _Module:
 
     def _named(self, names: Mapping[str, Any], name: str) -> Any:
         first, *inner = name.split(".")
-        value = names.get(first, self._names.get(first))
-        for part in inner:
-            value = value[part]
+        value = reduce(operator.getitem, inner, names.get(first, self._names.get(first)))
         return Expression(name) if value is None else value
