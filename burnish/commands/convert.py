@@ -47,7 +47,10 @@ GROUPS = (
 HINTS = (  # what stands above a recipe with such values
     (rf"\b{re.escape(OWN_CODE)}", "Write the reward functions of {} first."),
     (r"\bmy_(?!rewards)[\w.]+", "Weights and questions of rewards are yours to provide (docs/learned_rewards.md): {}."),
-    (r"\$[{(]", "Values with a $ are variables that the file does not set; put in what they stand for."),
+    (
+        r"\$[{(]|\$[A-Za-z_]\w+(?![\w$])",
+        "Values with a $ are variables that the file does not set; put in what they stand for.",
+    ),
 )
 FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
@@ -80,14 +83,13 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         raise UserError(f"{path} holds no options; give a .yaml, .sh or .py file with the options of a run")
     given = max(found, key=len)
     conversion = Conversion(project or project_of(given), given)
-    others = sum(map(bool, found)) - 1  # commands of a script that have options, too
     conversion.options = {"output_dir": (f"runs/{path.stem}", "")} | conversion.options
     target = None if output is None else checked_path(output, "--output")
     if target is not None and (target.exists() or target.suffix not in (".yaml", ".yml")):
         raise UserError(f"--output is {output}; give a .yaml file that does not exist yet")
     with TemporaryDirectory() as folder:
         place = target or Path(folder) / f"{path.stem}.yaml"
-        lines = [*_comments(conversion, path, place, others), "", *conversion.lines(), ""]
+        lines = [*_comments(conversion, path, place, sum(map(bool, found)) - 1), "", *conversion.lines(), ""]
         text = "\n".join(" ".join(line.splitlines()) for line in lines)  # names and values may come from somebody else
         write_atomically(place, text.encode())
         if target is None:
@@ -107,9 +109,10 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
 def _comments(conversion: Conversion, source: Path, place: Path, others: int) -> Iterator[str]:
     """What stands above a recipe of one command, beside which a script has ``others``."""
     yield f"# Converted from {source.name} of {conversion.project} by Burnish {__version__}."
-    machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
-    of = ", ".join(dict.fromkeys(machine)) or "the file names no number of GPUs: what it says of each is taken for one"
-    yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}    # {of}"
+    of = {conversion.options[name][1]: None for name in MACHINE if name in conversion.options} or [
+        "the file names no number of GPUs: what it says of each is taken for one"
+    ]
+    yield f"# {shlex.join(['burnish', 'train', place.name, *conversion.words])}    # {', '.join(of)}"
     if others:
         yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
     if made_up := {
@@ -140,14 +143,11 @@ def project_of(given: Options) -> str:
     Raises:
         UserError: it is none of the table's.
     """
-    known: dict[str, tuple[int, int]] = {}
-    for project in projects():
-        trainer = trainers()[project]
-        names = [trainer.find(name) for name, _ in _leaves(nest(given), trainer)]
-        hits = sum(trainer.look(name)[0] != "unknown" for name in names)
-        known[project] = hits, sum(name in trainer.names for name in names)
-    best = max(known, key=known.__getitem__)
-    if known[best][0] < FEW:
+    known = {project: trainers()[project] for project in projects()}
+    names = {one: [trainer.find(name) for name, _ in _leaves(nest(given), trainer)] for one, trainer in known.items()}
+    seen = {one: sum(trainer.look(name)[0] != "unknown" for name in names[one]) for one, trainer in known.items()}
+    best = max(known, key=lambda one: (seen[one], sum(name in known[one].names for name in names[one])))
+    if seen[best] < FEW:
         raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
     return best
 
@@ -204,10 +204,9 @@ class Conversion:
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 problems.append(f"{show(value)} can't be converted{f' ({remark})' if remark else ''}")
                 continue
-            origin = self.written[name] if stated else f"{self.project}'s default of {name}"
             for place, leaf in flattened({option: result}):
-                others = self._stated_of(place) if stated else []
-                self.options[place] = leaf, ", ".join([*others, origin])
+                of = [*(self._stated_of(place) if stated else []), *self._origins(name, text, place)]
+                self.options[place] = leaf, ", ".join(of)
             done = True
         if problems and stated:
             self.lost[name] = problems[0]
@@ -216,8 +215,16 @@ class Conversion:
 
     def _stated_of(self, option: str) -> list[str]:
         """Their options, of those in the file, that one of ours is of."""
-        written = set(self.written.values())
-        return [one for one in self.options.get(option, (None, ""))[1].split(", ") if one in written]
+        return [
+            one for one in self.options.get(option, (None, ""))[1].split(", ") if one and "'s default of " not in one
+        ]
+
+    def _origins(self, name: str, entry: str, option: str) -> list[str]:
+        """What an option of ours is of: one of theirs, or those of a section that its entry reads for it or for all."""
+        held, written = self.stated.get(name), self.written.get(name, f"{self.project}'s default of {name}")
+        leaves = [leaf for leaf, _ in flattened(held) if _reads(entry, leaf)] if isinstance(held, dict) else []
+        own = [leaf for leaf in leaves if {*leaf.split(".")} & {*option.split(".")[1:-1]}]
+        return [f"{written}.{leaf}" for leaf in own or leaves] or [written]
 
     def _result(self, value: Any, formula: str | None, literal: str | None) -> Any:
         """What one of our options becomes.
@@ -227,9 +234,8 @@ class Conversion:
             ValueError, LookupError, TypeError, ArithmeticError: there is no counterpart.
         """
         if formula is not None:
-            rewards = partial(_rewards, trainers()[self.project].rewards)
-            named = partial(self._named, value)
-            return evaluate(ast.parse(formula, mode="eval").body, named, FUNCTIONS | {"rewards": rewards})
+            functions = FUNCTIONS | {"rewards": partial(_rewards, trainers()[self.project].rewards)}
+            return evaluate(ast.parse(formula, mode="eval").body, partial(self._named, value), functions)
         if isinstance(value, Expression):
             raise ValueError("it is code")
         if value is None or (literal is not None and value in OFF):
@@ -248,21 +254,24 @@ class Conversion:
         config = task_named(tree["task"]).config
         known = Context([("", tree)], {}, labelled(tree), config).options
         for option in [one for one in self.options if one not in MACHINE]:
-            above = option  # or the innermost section that it is in
-            while above not in known:
-                above = above.rpartition(".")[0]
+            above = max(
+                (one for one in known if not one or f"{option}.".startswith(f"{one}.")), key=len
+            )  # it, or its section
             if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
                 continue
-            for name in [name for name, written in self.written.items() if written in self._stated_of(option)]:
-                self.lost[name] = f"{option} is not an option of {tree['algorithm']['name']}"
+            self.lost |= {
+                name: f"{option} is not an option of {tree['algorithm']['name']}"
+                for name, written in self.written.items()
+                if any(f"{of}.".startswith(f"{written}.") for of in self._stated_of(option))
+            }
             del self.options[option]
 
     def lines(self) -> Iterator[str]:
         """The recipe, each line with what it is of."""
         options = {name: one for name, one in self.options.items() if name not in MACHINE}
         order = list(fields(task_named(options["task"][0]).config))
-        tree = nest({name: value for name, (value, _) in options.items()})
-        yield from _lines(dict(sorted(tree.items(), key=lambda item: order.index(item[0]))), options, "")
+        values = {name: options[name][0] for name in sorted(options, key=lambda name: order.index(name.split(".")[0]))}
+        yield from _lines(nest(values), options, "")
 
 
 def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -275,10 +284,15 @@ def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Itera
             continue
         yield name, value
         several = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
-        inner = [leaf for one in several for leaf in flattened(one) if kind == "names" and "'" in entry]
-        for place in dict.fromkeys(place for place, _ in inner if f"'{place.rpartition('.')[2]}'" not in entry):
+        inner = [leaf for one in several for leaf in flattened(one) if kind == "names"]
+        for place in dict.fromkeys(place for place, _ in inner if not _reads(entry, place)):
             values = [leaf for at, leaf in inner if at == place]
             yield f"{name}.{place}", values if values[1:] != values[:-1] else values[0]
+
+
+def _reads(entry: str, place: str) -> bool:
+    """Whether an entry reads what is at a place of a section: all of it, unless it quotes names."""
+    return "'" not in entry or f"'{place.rpartition('.')[2]}'" in entry
 
 
 def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:
@@ -287,8 +301,7 @@ def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], abov
     for name, value in tree.items():
         option = f"{above}{name}"
         if option in options:
-            origin = options[option][1]
-            yield f"{indent}{_scalar(name)}: {_scalar(value)}{f'  # {origin}' if origin else ''}"
+            yield f"{indent}{_scalar(name)}: {_scalar(value)}{'  # ' if options[option][1] else ''}{options[option][1]}"
         else:
             yield f"{indent}{_scalar(name)}:"
             yield from _lines(value, options, f"{option}.")

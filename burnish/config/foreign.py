@@ -103,31 +103,27 @@ def foreign_name(option: str, half: str, *, short: bool) -> str | None:
         short: whether the end of a name will do: ``ppo_epochs`` for ``actor_rollout_ref.actor.ppo_epochs``, or
             a name in a section that it is not in, as in ``trainer.num_train_epochs``.
     """
-    table = {project: one.names for project, one in trainers().items()}
-    projects = sorted(table.items(), key=lambda item: item[0] not in PROJECTS[half])
+    ranked = sorted(trainers().items(), key=lambda item: item[0] not in PROJECTS[half])
     parts = option.split(".")
-    exact = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
-    found = [(project, name) for above in exact for project, own in projects for name in own if name == above]
-    found += [
-        (project, name)
-        for project, own in projects
-        for name in own
-        if short and (name.endswith(f".{option}") or name == parts[-1])
+    above = {".".join(parts[:i]): -i for i in range(1, len(parts) + 1)}  # the longest first, then ends of names
+    found = [
+        (above.get(name, 0), project, name, *shown(entry))
+        for project, trainer in ranked
+        for name, entry in trainer.names.items()
+        if name in above or (short and (name.endswith(f".{option}") or name == parts[-1]))
     ]
-    for project, name in found:
-        ours, remark = shown(table[project][name])
-        if name in ours:  # a name of ours, too
-            continue
-        whose = "a former name" if project == OLD else f"{project}'s name"
-        note = f" ({remark})".replace("`", "") if remark else ""
-        return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
-    return None
+    theirs = [one for one in found if one[2] not in one[3]]  # the others are names of ours, too
+    if not theirs:
+        return None
+    _, project, name, ours, remark = min(theirs, key=lambda one: one[0])
+    whose = "a former name" if project == OLD else f"{project}'s name"
+    note = f" ({remark})".replace("`", "") if remark else ""
+    return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
 
 
 # files: YAML, shell scripts and Python
 
 Options = dict[str, Any]  # by dotted name
-Names = Callable[[str], Any]  # the value of a dotted name
 
 DEEPEST = 20  # names in values of names
 LONGEST = 2_000  # characters of a value that names others, or is put in their place
@@ -173,8 +169,8 @@ class Expression(str):
     """What stands in a file in the place of a value: code, which is not run."""
 
 
-def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Any:
-    """The value of an expression of numbers, texts, lists and names.
+def evaluate(node: ast.AST, name: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Any:
+    """The value of an expression of numbers, texts, lists and dotted names.
 
     Raises:
         ValueError: it is anything else.
@@ -236,7 +232,7 @@ def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
         if path.suffix == ".py":
             return [_Module(ast.parse(text), defaults).options(function)]
         return [_with_file(options, path, defaults) for options in _of_script(text)]
-    except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
+    except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{path} can't be read: {error}; correct it, or give another file") from None
 
 
@@ -266,10 +262,10 @@ def _tree(path: Path) -> dict[str, Any]:
     tree = parse(read_text(path))
     if not isinstance(tree, dict):
         raise ConfigError("it holds no options by name")
-    named = tree.get("defaults")
-    places = [path.parent / f"{name}.yaml" for name in named] if isinstance(named, list) else []
-    below = [_tree(place) for place in places if place.is_file()]
-    return reduce(merge, [*below, {name: one for name, one in tree.items() if name != "defaults" or not below}])
+    named = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
+    below = {str(one): _tree(path.parent / f"{one}.yaml") for one in named if (path.parent / f"{one}.yaml").is_file()}
+    others = [name for name in named if str(name) not in below]
+    return reduce(merge, [*below.values(), tree | ({"defaults": others} if below else {})])
 
 
 def _of_yaml(path: Path) -> Options:
@@ -313,8 +309,9 @@ def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
 
     def computed(found: re.Match[str]) -> str:
         try:
-            formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
-            return str(evaluate(formula, lambda name: int(texts[name])))
+            return str(
+                evaluate(ast.parse(found[1].replace("/", "//"), mode="eval").body, lambda name: int(texts[name]))
+            )
         except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
             return found[0]
 
@@ -375,9 +372,8 @@ class _Module:
         for node in ast.walk(self._tree):
             name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and name.endswith(("Config", "Arguments", "Trainer", "load_dataset")):
-                first = [("path", value) for value in node.args[:1]]
-                for key, value in [*first, *((one.arg, one.value) for one in node.keywords)]:
-                    given.setdefault(f"{name}.{key}", self._value(value, self._names))
+                for one in [*(ast.keyword("path", first) for first in node.args[:1]), *node.keywords]:
+                    given.setdefault(f"{name}.{one.arg}", self._value(one.value, self._names))
         return given
 
     def _follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
