@@ -29,7 +29,7 @@ from burnish.config.foreign import (
 from burnish.config.load import labelled
 from burnish.config.names import Context
 from burnish.config.tasks import task_named
-from burnish.config.yaml_text import nest, parse, show
+from burnish.config.yaml_text import at, nest, parse, show
 from burnish.registry import fields
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
@@ -260,7 +260,7 @@ class Conversion:
             if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
                 continue
             self.lost |= {
-                name: f"{option} is not an option of {tree['algorithm']['name']}"
+                name: f"{option} is not an option of {at(tree, 'algorithm', 'name') or tree['task']}"
                 for name, written in self.written.items()
                 if any(f"{of}.".startswith(f"{written}.") for of in self._stated_of(option))
             }
