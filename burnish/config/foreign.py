@@ -160,6 +160,7 @@ _CLEANED = (  # what is put in the place of what in a script
     (r"(?m)^(?:if|case) (?:.*\n)*?(?:else\n((?:.*\n)*?))?(?:fi|esac)$", r"\1"),
     (r"(?m)^\s*(?:export )?\w+=.*\$\([^(].*$", ""),  # what only running says
     (r"\\\n", " "),
+    (r"(?m)(^\s*|; *|&& *)(?:export|local|readonly) (?=\w+=)", r"\1"),
     (r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )"),
     (_ARITHMETIC, lambda found: found[0].replace(" ", "")),
 )
@@ -291,7 +292,7 @@ def _of_script(text: str) -> Iterator[Options]:
     words.whitespace, words.commenters, words.whitespace_split = " \t\r", "", True
     variables: dict[str, list[str]] = {"HOME": ["~"]}
     for ends, group in groupby(words, lambda word: word != "" and not word.strip(ENDS)):
-        command = [one for one in group if one != "export"]
+        command = list(group)
         name, assigned, first = (command or [""])[0].partition("=")
         if assigned and name.isidentifier() and (first.startswith("(") or len(command) == 1):
             held = [first.removeprefix("("), *command[1:]]
@@ -324,7 +325,7 @@ def _of_command(words: list[str]) -> Options:
     flags: dict[str, list[Any]] = {}
     flag = ""
     for word in words:
-        keyed = re.fullmatch(r"(--|[+~]{0,2})([a-z_][\w.-]*)=(.*)", word, re.DOTALL)
+        keyed = re.fullmatch(r"(--|[+~]{0,2})([a-z_][\w./-]*)=(.*)", word, re.DOTALL)
         if word == "--":
             options, flags, flag = {}, {}, ""
         elif keyed:
