@@ -74,6 +74,7 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
     if not found:
         raise UserError(f"{path} holds no options; give a .yaml, .sh or .py file with the options of a run")
     given = max(found, key=len)
+    undecided = given.pop("if", {})  # tests of a script
     conversion = Conversion(project or project_of(given), given)
     others = sum(map(bool, found)) - 1  # commands of a script that have options, too
     conversion.options = {"output_dir": (f"runs/{path.stem}", "")} | conversion.options
@@ -82,7 +83,8 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         raise UserError(f"--output is {output}; give a .yaml file that does not exist yet")
     with TemporaryDirectory() as folder:
         place = target or Path(folder) / f"{path.stem}.yaml"
-        lines = [*_comments(conversion, path, place, others), "", *conversion.lines(), ""]
+        said = [f"# The file does not decide `{test}`: {what}." for test, what in undecided.items()]
+        lines = [*_comments(conversion, path, place, others), *said, "", *conversion.lines(), ""]
         text = "\n".join(" ".join(line.splitlines()) for line in lines)  # names and values may come from somebody else
         write_atomically(place, text.encode())
         if target is None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cache, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,6 @@ Names = Callable[[str], Any]  # the value of a dotted name
 DEEPEST = 20  # names in values of names
 LONGEST = 2_000  # characters of a value that names others, or is put in their place
 YAML = (".yaml", ".yml", ".json")
-ENDS = "\n;&|"  # of a command
 MOST = 100  # calls of functions of a Python file
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -149,8 +147,30 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-_VARIABLE = re.compile(r"\$\{(?:oc\.env:)?([\w.]+)(?:\[@\])?(?::?[-,]([^${}]*))?\}|\$(\w+)")
-_ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
+_PARENS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+_VARIABLE = re.compile(rf"\$\{{(?:oc\.env:)?([\w.]+)(?:\[[@*]\])?(?:(:?[-=]|,|//?)({_BRACES}))?\}}|\$(\w+)")
+_ARITHMETIC = re.compile(rf"\$\(({_PARENS})\)")
+_DOUBLE = rf'(?:\\[\s\S]|\${_PARENS}|[^"\\])*'
+_BARE = rf"\$?{_PARENS}|\$\{{{_BRACES}\}}|`[^`]*`|\\[\s\S]"
+_WORD = rf"""(?:'[^']*'|"{_DOUBLE}"|{_BARE}|[^\s;&|<>()'"\\`])+"""
+_SYNTAX = re.compile(  # a comment, where output goes, the end of a command, a `case`, a word
+    rf"(?<!\S)#.*|\\\n|[\d&]?[<>]+(?:&\d|\s*{_WORD})|(?P<end>[\n;&|]+)|\s+"
+    rf"|\bcase\s+(?P<of>{_WORD})\s+in\s(?P<arms>[\s\S]*?)\besac\b|(?P<word>{_WORD})|[\s\S]"
+)
+_PIECE = re.compile(rf"""'([^']*)'|"({_DOUBLE})"|((?:{_BARE}|[^'"\\])+)""", re.DOTALL)
+_HEREDOC = re.compile(r"^(.*)<<-?\s*['\"]?(\w+)['\"]?(.*)\n((?:.*\n)*?)\s*\2$", re.MULTILINE)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_OPTION = re.compile(r"(?:--|[+~]{0,2})([a-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_KEYWORDS = ("then", "do", "{", "export", "local", "declare", "readonly")  # that a command follows
+_STARTERS = ("--", "python", "python3", "accelerate", "torchrun", "deepspeed", "trl")  # the run's own command begins
+_BRACKETS = ("[", "[[", "test", "]", "]]")
+_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "=": fnmatch, "==": fnmatch, "!=": lambda one, other: not fnmatch(one, other),
+    "-eq": lambda one, other: int(one) == int(other), "-ne": lambda one, other: int(one) != int(other),
+    "-gt": lambda one, other: int(one) > int(other), "-ge": lambda one, other: int(one) >= int(other),
+    "-lt": lambda one, other: int(one) < int(other), "-le": lambda one, other: int(one) <= int(other),
+}  # fmt: skip
 
 
 class Expression(str):
@@ -219,8 +239,11 @@ def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
         if path.suffix in YAML:
             return [_of_yaml(text)]
         if path.suffix == ".py":
-            return [_Module(ast.parse(text), defaults).options(function)]
-        return [_with_file(options, path) for options in _of_script(text)]
+            tree = ast.parse(text)
+            usage = [] if function else [*_Script().options(ast.get_docstring(tree) or "")]
+            return [_Module(tree, defaults).options(function) | max(usage, key=len, default={})]
+        script = _Script()
+        return [_with_files(options, path, script.files) for options in script.options(text)]
     except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
         raise UserError(f"{path} can't be read: {error}; correct it, or give another file") from None
 
@@ -237,8 +260,12 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     """A text with what its variables stand for, as far as that is known: ``${name}``, ``${name:-value}``."""
 
     def put(found: re.Match[str]) -> str:
-        value = values.get(found[1] or found[3])
-        value = found[2] if value in (None, "") else value
+        value, how, other = values.get(found[1] or found[4]), found[2] or "", found[3]
+        if how.startswith("/"):
+            known = value is not None and not set(other) & set("*?[")
+            value = str(value).replace(*other.partition("/")[::2]) if known else None
+        elif how and value in (None, ""):
+            value = other.strip("'\"")
         return found[0] if value is None or isinstance(value, list) or len(str(value)) > LONGEST else str(value)
 
     for _ in range(DEEPEST if "$" in text else 0):
@@ -259,71 +286,180 @@ def _of_yaml(text: str) -> Options:
     return options | filled
 
 
-def _of_script(text: str) -> Iterator[Options]:
-    """Options of each command: ``a.b=value`` and ``--name value``. What ``if`` and ``case`` decide is left out."""
-    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$|^(if|case) (?:.*\n)*?(fi|esac)$", "", text).replace("\\\n", " ")
-    text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
-    text = _ARITHMETIC.sub(lambda found: found[0].replace(" ", ""), text)
-    words = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
-    words.whitespace, words.commenters, words.whitespace_split = " \t\r", "", True
-    variables: dict[str, list[str]] = {"HOME": ["~"]}
-    for ends, group in groupby(words, lambda word: word != "" and not word.strip(ENDS)):
-        command = [one for one in group if one != "export"]
-        name, assigned, first = (command or [""])[0].partition("=")
-        if assigned and name.isidentifier() and (first.startswith("(") or len(command) == 1):
-            held = [first.removeprefix("("), *command[1:]]
-            variables[name] = [one for word in held if word not in ("", ")") for one in _expanded(word, variables)]
-        elif not ends:
-            yield _of_command([one for word in command for one in _expanded(word, variables)])
+def _commands(text: str) -> Iterator[tuple[list[str], str]]:
+    """The words of each command of a script, as they are written, and what ends it."""
+    command: list[str] = []
+    for token in _SYNTAX.finditer(f"{text}\n"):
+        if token["of"]:
+            yield ["case", token["of"], token["arms"]], ""
+        elif token["word"]:
+            command.append(token["word"])
+        elif token["end"] in ("&&", "||") and command[:1] in (["if"], ["elif"]):
+            command.append(token["end"])
+        elif token["end"]:
+            yield command, token["end"].strip()
+            command = []
 
 
-def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
-    """The words that a word becomes, as far as the script says what its variables are."""
-    whole = re.fullmatch(r"\$\{?(\w+)(?:\[@\])?\}?", word)
-    if whole and whole[1] in variables:
-        return [one for held in variables[whole[1]] for one in (held.split() if held.startswith("--") else [held])]
-    texts = {name: " ".join(held) for name, held in variables.items()}
+class _Script:
+    """A shell script: assignments, and commands with their options. What its own variables decide is followed."""
 
-    def computed(found: re.Match[str]) -> str:
+    def __init__(self) -> None:
+        self.files: Options = {}  # that it writes
+        self._values: Options = {"HOME": "~", "PWD": ".", "@": []}
+        self._undecided: dict[str, str] = {}  # tests of what it does not set: what is done
+
+    def options(self, text: str) -> Iterator[Options]:
+        """Options of each command: ``a.b=value`` and ``--name value``."""
+        branches: list[
+            bool | str | None
+        ] = []  # of the open ifs: taken, not yet, no more, or a test that can't be known
+        skipped = False
+        for command, end in _commands(_HEREDOC.sub(self._written, re.sub(r"(?m)^\s*#.*\n?", "", text))):
+            while command and command[0] in _KEYWORDS:
+                command = command[1:]
+            word = command[0] if command else ""
+            known = self._decided(command) if word in ("if", "elif", *_BRACKETS) else True
+            if word == "if":
+                branches.append(known)
+            elif word in ("elif", "else") and branches:
+                branches[-1] = known if branches[-1] is False else None
+            elif word == "fi" and branches:
+                branches.pop()
+            command = command[1:] if word == "else" else [] if word in ("if", "elif", "fi") else command
+            if not skipped and False not in branches and None not in branches:
+                yield from self._done(command, [test for test in branches if isinstance(test, str)])
+            skipped = word in _BRACKETS and end in ("&&", "||") and known is not (end == "&&")
+            self._undecided |= {known: "what it would do is left out"} if skipped and isinstance(known, str) else {}
+
+    def _done(self, command: list[str], undecided: list[str]) -> Iterator[Options]:
+        """Assign, or give the options of a command."""
+        pairs = [one.groups() for one in map(_ASSIGNED.fullmatch, command) if one]
+        if command[:1] == ["case"]:
+            yield from self.options(self._arm(*command[1:]))
+        elif len(pairs) == len(command):
+            self._undecided |= dict.fromkeys(undecided if command else [], "what it would do is taken")
+            for name, more, raw in pairs:
+                held = self._words(raw, several=True) if raw.startswith("(") else self._words(raw)[0]
+                self._values[name] = self._values.get(name, type(held)()) + held if more else held
+        else:
+            words = [word for raw in command for word in self._words(raw, several=True)]
+            inner = [word for before, word in pairwise(words) if before in ("-c", "eval") and " " in word]
+            for text in inner:
+                yield from self.options(text)
+            options = {} if inner else _of_command(words)
+            alone = [word for before, word in pairwise(words) if word.startswith("$") and not before.startswith("-")]
+            self._undecided |= dict.fromkeys(alone if options else [], "what it would do is left out")
+            yield options | ({"if": dict(self._undecided)} if options and self._undecided else {})
+
+    def _words(self, raw: str, *, several: bool = False) -> list[str]:
+        """The words that one becomes, as far as the script says what its variables are: one, or ``several``."""
+        if several and raw.startswith("("):
+            written = [token["word"] for token in _SYNTAX.finditer(raw[1:-1]) if token["word"]]
+            return [word for one in written for word in self._words(one, several=True)]
+        whole = re.fullmatch(r'"?\$\{?(\w+|@)(?:\[[@*]\])?\}?"?', raw)
+        if several and whole and isinstance(held := self._values.get(whole[1]), list):
+            return held
+        words = [""]
+        for literal, quoted, bare in _PIECE.findall(raw):
+            text = literal or self._known(
+                re.sub(r"\\(?:\n|(.))" if bare else r'\\(?:\n|([$`"\\]))', r"\1", quoted or bare)
+            )
+            first, *others = text.split() or [""] if several and "$" in bare and "$(" not in text else [text]
+            words = [*words[:-1], words[-1] + first, *others]
+        return words if any(words) or not several or raw[:1] in "'\"" else []
+
+    def _known(self, text: str) -> str:
+        """A text with its variables and sums, as far as they are known."""
+        texts = {name: " ".join(held) if isinstance(held, list) else held for name, held in self._values.items()}
+
+        def computed(found: re.Match[str]) -> str:
+            try:
+                formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
+                return str(evaluate(formula, lambda name: int(texts[name])))
+            except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
+                return found[0]
+
+        return _ARITHMETIC.sub(computed, _filled(text, texts))
+
+    def _decided(self, command: list[str]) -> bool | str:
+        """Whether a test is true; its text, if the script does not say."""
+        for joint, how in (("||", any), ("&&", all)):
+            if joint in command:
+                parts = [self._decided(list(part)) for same, part in groupby(command, joint.__eq__) if not same]
+                return next((part for part in parts if isinstance(part, str)), how(parts))
+        command = [word for word in command if word not in ("if", "elif", *_BRACKETS)]
+        plain = [self._words(re.sub(r"\$\{?[1-9@*]\}?", "", word).replace("$#", "0"))[0] for word in command]
+        negated = plain[:1] == ["!"]
         try:
-            formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
-            return str(evaluate(formula, lambda name: int(texts[name])))
-        except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
-            return found[0]
+            match plain[negated:]:
+                case ["-z" | "-n" as how, word] if "$" not in word:
+                    return (not word) is ((how == "-z") is not negated)
+                case [one, how, other] if how in _TESTS and "$" not in one + other:
+                    return _TESTS[how](one, other) is not negated
+        except ValueError:
+            pass
+        return f"if {' '.join(command)}"
 
-    return [_ARITHMETIC.sub(computed, _filled(word, texts))]
+    def _arm(self, of: str, arms: str) -> str:
+        """What a `case` does."""
+        (word,) = self._words(of)
+        self._undecided |= {f"case {of}": "what it would do is left out"} if "$" in word else {}
+        for arm in arms.split(";;"):
+            patterns, _, body = arm.strip().lstrip("(").partition(")")
+            if "$" not in word and any(fnmatch(word, one.strip("'\" ")) for one in patterns.split("|")):
+                return body
+        return ""
+
+    def _written(self, found: re.Match[str]) -> str:
+        """What a heredoc becomes: the value of a variable, or a file."""
+        variable = re.search(r"\bread\b.*?(\w+)\s*$|(\w+)=\$\(\s*cat\s*$", found[1])
+        if variable:
+            quoted = found[4].replace('"', r"\"")
+            return f'{variable[1] or variable[2]}="{quoted}"'
+        if file := re.search(r">\s*(\S+)", found[1] + found[3]):
+            self.files[file[1].strip("'\"")] = found[4]
+        return ""
 
 
 def _of_command(words: list[str]) -> Options:
-    """The options of a command; those before ``--`` are of what starts it."""
+    """The options of a command; those before what starts it are of others."""
     options: Options = {}
     flags: dict[str, list[Any]] = {}
-    flag = ""
-    for word in words:
-        keyed = re.fullmatch(r"(--|[+~]{0,2})([a-z_][\w.-]*)=(.*)", word, re.DOTALL)
-        if word == "--":
+    flag = program = ""
+    for before, word in pairwise(["", *words]):
+        if word.rpartition("/")[2] in _STARTERS and not program:
             options, flags, flag = {}, {}, ""
-        elif keyed:
-            options[keyed[2].replace("-", "_")] = _value(keyed[3])
-        elif word.startswith("--"):
+        elif not program and (word.endswith(".py") or before in ("-m", "--module", "trl")):
+            flag = ""
+            program = "" if word.startswith(("torch.", "accelerate.")) else word
+        elif keyed := _OPTION.fullmatch(word):
+            options[keyed[1].replace("-", "_")] = _value(keyed[2])
+        elif re.fullmatch(r"~[a-z_][\w.]*", word):
+            options[word[1:]] = None
+        elif word.startswith("--") and word != "--module":
             flag = word[2:].replace("-", "_")
             flags[flag] = []
-        elif flag and not (flags[flag] and word.endswith(".py")):
+        elif flag and not re.match(r"-[A-Za-z]", word):
             flags[flag].append(_value(word.rstrip(",")))
         else:
             flag = ""
-    return options | {
-        name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()
-    }
+    options |= {name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()}
+    named = Path(program).stem if program.endswith(".py") else program
+    return options | ({"program": named} if named and options else {})
 
 
-def _with_file(options: Options, script: Path) -> Options:
-    """Options of a command with those of the YAML file that it names, which lie below them."""
-    named = str(options.get("config", ""))
-    places = [folder / named for folder in (Path(), *script.absolute().parents) if named.endswith(YAML)]
-    file = next((place for place in places if place.is_file()), None)
-    own = {name: value for name, value in options.items() if name != "config"}
-    return options if file is None else _of_yaml(read_text(file)) | own
+def _with_files(options: Options, script: Path, written: Mapping[str, str]) -> Options:
+    """Options of a command with those of the YAML files that it names, which lie below them."""
+    below: Options = {}
+    for key in ("config_file", "config", "config_name"):
+        name = str(options.get(key, ""))
+        name = name if name.endswith(YAML) else f"{options.get('config_path', '.')}/{name}.yaml"
+        places = [folder / name for folder in (Path(), *script.absolute().parents)]
+        texts = [written[name]] if name in written else [read_text(place) for place in places if place.is_file()]
+        below |= _of_yaml(texts[0]) if key in options and texts else {}
+        options = {one: value for one, value in options.items() if one != key or not texts}
+    return below | options
 
 
 class _Module:
