@@ -7,7 +7,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,9 +45,11 @@ GROUPS = (
     ("unknown", "Unknown to Burnish; look for a counterpart in burnish config RECIPE:"),
     ("needless", "Nothing to set here:"),
 )
+ALGORITHM = "algorithm.name"  # never another one than theirs
 FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
 MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
+NO_COUNTERPART = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of a formula
 OWN_CODE = "my_rewards.py"  # where rewards are that have to be written
 
 
@@ -75,7 +79,8 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         raise UserError(f"{path} holds no options; give a .yaml, .sh or .py file with the options of a run")
     given = max(found, key=len)
     undecided = given.pop("if", {})  # tests of a script
-    conversion = Conversion(project or project_of(given), given)
+    program = given.pop("program", "")
+    conversion = Conversion(project_of(given, program, project), given, program)
     others = sum(map(bool, found)) - 1  # commands of a script that have options, too
     conversion.options = {"output_dir": (f"runs/{path.stem}", "")} | conversion.options
     target = None if output is None else checked_path(output, "--output")
@@ -90,7 +95,9 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
         if target is None:
             print(terminal.printable(text), end="")
         try:
-            load(str(place), conversion.words)
+            load(str(place), [word for word in conversion.words if "$" not in word])
+            if ALGORITHM not in conversion.options:
+                raise ConfigError([f"{ALGORITHM}: theirs has no counterpart by name; see above, and choose one"])
         except ConfigError as error:
             raise ConfigError(["the recipe can't be trained yet:", *error.complaints]) from None
     if target is not None:
@@ -118,6 +125,8 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
         yield f"# Write the reward functions of {OWN_CODE} first."
     if any("${" in value or "$(" in value for value in values):
         yield "# Values with a $ are variables that the file does not set; put in what they stand for."
+    trainer = trainers()[conversion.project]
+    yield from (f"# {why}" for name, why in trainer.asks.items() if conversion.values.get(name) is None)
     for kind, title in GROUPS:
         by_reason: dict[str, list[str]] = {}
         for name, why in getattr(conversion, kind).items():
@@ -132,20 +141,27 @@ class Skip(Exception):
     """A formula sets nothing."""
 
 
-def project_of(given: Options) -> str:
-    """The project whose names these are.
+def project_of(given: Options, program: str = "", whose: str | None = None) -> str:
+    """The project whose names these are, or the part of it that a program is: ``TRL/DPO``.
+
+    Args:
+        given: the options of the file.
+        program: that a command runs.
+        whose: a project; None is any.
 
     Raises:
         UserError: it is none of the table's.
     """
+    asked = [one for one in projects() if whose in (None, one, one.partition("/")[0])]
+    named = [one for one in asked if any(fnmatch(program, name) for name in trainers()[one].programs)]
     known: dict[str, tuple[int, int]] = {}
-    for project in projects():
+    for project in asked:
         trainer = trainers()[project]
         names = [trainer.find(name) for name, _ in _leaves(nest(given), trainer)]
         hits = sum(trainer.look(name)[0] != "unknown" for name in names)
         known[project] = hits, sum(name in trainer.names for name in names)
-    best = max(known, key=known.__getitem__)
-    if known[best][0] < FEW:
+    best = max(named or known, key=known.__getitem__)
+    if whose is None and known[best][0] < (1 if named else FEW):
         raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
     return best
 
@@ -157,27 +173,36 @@ class Conversion:
     Args:
         project: a name in the table.
         given: the options of the file.
+        program: what reads them, if that is known.
     """
 
     project: str
     given: Options
+    program: str = ""
     options: dict[str, tuple[Any, str]] = field(default_factory=dict)  # ours: value, and what it is of
     needless: dict[str, str] = field(default_factory=dict)  # theirs: why
     lost: dict[str, str] = field(default_factory=dict)  # theirs: what to do instead
     unknown: dict[str, str] = field(default_factory=dict)  # theirs: where it might belong
+    barred: set[str] = field(default_factory=set)  # ours that theirs would need another value of than there is
 
     def __post_init__(self) -> None:
         trainer = trainers()[self.project]
         leaves = list(_leaves(nest(self.given), trainer))
         self.stated = {trainer.find(name): value for name, value in leaves}
         self.written = {trainer.find(name): name for name, _ in leaves}
-        self._values = trainer.defaults | self.stated
+        self.values = trainer.defaults | self.stated
+        known = any(fnmatch(self.program, name) for name in trainer.programs)
+        self.values["program"] = self.program if known else None
+        for name, formula in trainer.lets.items():
+            with suppress(*NO_COUNTERPART):
+                self.values[name] = self._result(None, formula, None)
         places = {name: place for place, name in enumerate(trainer.names)}  # what stands later in the table decides
-        for name in sorted(self._values, key=lambda name: places.get(name, -1)):
+        for name in sorted(trainer.defaults | self.stated, key=lambda name: places.get(name, -1)):
             self._take(name, name in self.stated)
         scored = any(option.startswith("rewards.") for option in self.options)
         below = {name: one for name, one in trainer.recipe.items() if not (scored and name.startswith("rewards."))}
         self.options = {name: (value, "") for name, value in below.items()} | self.options
+        self.options = {name: one for name, one in self.options.items() if name not in self.barred}
         self._leave_out()
 
     @property
@@ -187,7 +212,7 @@ class Conversion:
 
     def _take(self, name: str, stated: bool) -> None:
         """Convert one of their options."""
-        trainer, value = trainers()[self.project], self._values[name]
+        trainer, value = trainers()[self.project], self.values[name]
         kind, text = trainer.look(name)
         if kind != "names":
             getattr(self, kind)[name] = text
@@ -199,7 +224,8 @@ class Conversion:
                 result = self._result(value, formula, literal)
             except Skip:
                 continue
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            except NO_COUNTERPART:
+                self.barred |= {option} & {ALGORITHM}
                 problems.append(f"{show(value)} can't be converted{f' ({remark})' if remark else ''}")
                 continue
             origin = self.written[name] if stated else f"{self.project}'s default of {name}"
@@ -210,7 +236,8 @@ class Conversion:
         if problems and stated:
             self.lost[name] = problems[0]
         elif not done and stated:
-            self.needless[name] = remark or "nothing has to be set for this value"
+            always = all(formula == "skip" for _, formula, _ in targets)
+            self.needless[name] = remark if always and remark else "nothing has to be set for this value"
 
     def _stated_of(self, option: str) -> list[str]:
         """Their options, of those in the file, that one of ours is of."""
@@ -238,7 +265,7 @@ class Conversion:
         """The value of a name in a formula: null if the file does not say it, and it has no default."""
         if name == "skip":
             raise Skip
-        return this if name == "this" else self._values.get(name)
+        return this if name == "this" else self.values.get(name)
 
     def _leave_out(self) -> None:
         """Drop options that the chosen task or algorithm has not, and say so."""
@@ -252,7 +279,7 @@ class Conversion:
             if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
                 continue
             for name in [name for name, written in self.written.items() if written in self._stated_of(option)]:
-                self.lost[name] = f"{option} is not an option of {tree['algorithm']['name']}"
+                self.lost[name] = f"{option} is not an option of {tree['algorithm'].get('name', 'the algorithm')}"
             del self.options[option]
 
     def lines(self) -> Iterator[str]:

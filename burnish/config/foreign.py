@@ -42,6 +42,9 @@ class Trainer:
     needless: dict[str, list[str]] = field(default_factory=dict)  # reasons: names that nothing is lost with
     lost: dict[str, list[str]] = field(default_factory=dict)  # what to do instead: names without a counterpart
     like: Trainer | None = None  # whose names it has, too
+    programs: list[str] = field(default_factory=list)  # that it is: `dpo` of TRL/DPO; without, a project's main one
+    lets: dict[str, str] = field(default_factory=dict)  # names for formulas of others, in order
+    asks: dict[str, str] = field(default_factory=dict)  # what has to be said if nothing says the value of a name
 
     def find(self, name: str) -> str:
         """A name as the table has it: that of other versions, and an argument of a class without the class."""
@@ -68,7 +71,7 @@ def trainers() -> dict[str, Trainer]:
     found: dict[str, Trainer] = {}
     for project, own in parse((ASSETS / "foreign_names.yaml").read_text(encoding="utf-8")).items():
         above = found.get(own.get("like", ""))
-        shared = {} if above is None else {"recipe": above.recipe, "rewards": above.rewards}
+        shared = {} if above is None else {one: getattr(above, one) for one in ("recipe", "rewards", "lets", "asks")}
         found[project] = Trainer(**shared | own | {"like": above})
     return found
 
@@ -486,6 +489,8 @@ class _Module:
                 first = [("path", value) for value in node.args[:1]]
                 for key, value in [*first, *((one.arg, one.value) for one in node.keywords)]:
                     given.setdefault(f"{name}.{key}", self._value(value, self._names))
+            if name.endswith("Trainer"):
+                given.setdefault("program", name.removesuffix("Trainer").lower())
         return given
 
     def _follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
