@@ -123,7 +123,7 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     values = [str(value) for value, _ in conversion.options.values()]
     if any(value.startswith(OWN_CODE) for value in values):
         yield f"# Write the reward functions of {OWN_CODE} first."
-    if any("${" in value or "$(" in value for value in values):
+    if any(re.search(r"\$[A-Za-z_{(]", value) for value in values):
         yield "# Values with a $ are variables that the file does not set; put in what they stand for."
     trainer = trainers()[conversion.project]
     yield from (f"# {why}" for name, why in trainer.asks.items() if conversion.values.get(name) is None)
@@ -229,6 +229,7 @@ class Conversion:
                 problems.append(f"{show(value)} can't be converted{f' ({remark})' if remark else ''}")
                 continue
             origin = self.written[name] if stated else f"{self.project}'s default of {name}"
+            result = float(f"{result:.12g}") if type(result) is float else result  # 5e-7, not 5.000000000000001e-07
             for place, leaf in flattened({option: result}):
                 others = self._stated_of(place) if stated else []
                 self.options[place] = leaf, ", ".join([*others, origin])

@@ -146,6 +146,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
     "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
     "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
+    "many": lambda one: one if isinstance(one, list) else [one],
     "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
 }  # fmt: skip
 
