@@ -144,9 +144,9 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
-    "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
+    "each": lambda several, key, end="": [f"{one if key is None else one[key]}{end}" for one in several],
     "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
-    "many": lambda one: one if isinstance(one, list) else [one],
+    "many": lambda one: one if isinstance(one, list) else [_value(part) for part in str(one).split(",")],
     "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
 }  # fmt: skip
 
@@ -444,7 +444,7 @@ def _of_command(words: list[str]) -> Options:
         elif word.startswith("--") and word != "--module":
             flag = word[2:].replace("-", "_")
             flags[flag] = []
-        elif flag and not re.match(r"-[A-Za-z]", word):
+        elif flag and not re.match(r"--?[A-Za-z]", word):
             flags[flag].append(_value(word.rstrip(",")))
         else:
             flag = ""
