@@ -49,10 +49,11 @@ class Trainer:
     def find(self, name: str) -> str:
         """A name as the table has it: that of other versions, and an argument of a class without the class."""
         name = self.also.get(name, name)
+        if self.like is not None and name not in self.names:
+            name = self.like.find(name)
+            name = self.also.get(name, name)
         inner = name.partition(".")[2]
-        if self.look(name)[0] == "unknown" and inner and name[0].isupper():
-            return self.find(inner)
-        return name if self.like is None or name in self.names else self.like.find(name)
+        return self.find(inner) if inner and name[0].isupper() and self.look(name)[0] == "unknown" else name
 
     def look(self, name: str) -> tuple[str, str]:
         """What the table says of a name: in ``names`` its entry, in ``needless`` or ``lost`` the reason; or unknown."""
@@ -473,7 +474,9 @@ class _Module:
         self._functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
         self._tree, self._defaults, self._calls = tree, defaults, 0
         self._names: dict[str, Any] = {}
-        self._follow(tree.body, self._names)
+        for one in tree.body:  # and of `if __name__ == "__main__"` and main()
+            inner = isinstance(one, ast.If) or (isinstance(one, ast.FunctionDef) and one.name == "main")
+            self._follow(one.body if inner else [one], self._names)
 
     def options(self, function: str | None) -> Options:
         """What a function returns, and its numbers; without one, arguments of what makes options and trainers."""
@@ -515,6 +518,8 @@ class _Module:
         if called in self._functions and self._calls < MOST:
             self._calls += 1
             return self._follow(self._functions[called].body, {})
+        if called.endswith(".from_pretrained") and node.args:
+            return self._value(node.args[0], names)
         if called.endswith(("get_config", "ConfigDict")):
             return nest(self._defaults if called.endswith("get_config") else {})
         try:
