@@ -385,14 +385,18 @@ class _Script:
             except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
                 return found[0]
 
-        return _ARITHMETIC.sub(computed, _filled(text, texts))
+        filled = _filled(text, texts)
+        if otherwise := re.search(r"\$\((.*)\|\|\s*echo ([\w.-]+)\)", filled):  # nothing is run, so nothing succeeds
+            self._undecided[f"$({otherwise[1].strip()})"] = f"{otherwise[2]} is taken"
+            filled = filled.replace(otherwise[0], otherwise[2])
+        return _ARITHMETIC.sub(computed, filled)
 
     def _decided(self, command: list[str]) -> bool | str:
         """Whether a test is true; its text, if the script does not say."""
-        for joint, how in (("||", any), ("&&", all)):
+        for joint, joined in (("||", any), ("&&", all)):
             if joint in command:
                 parts = [self._decided(list(part)) for same, part in groupby(command, joint.__eq__) if not same]
-                return next((part for part in parts if isinstance(part, str)), how(parts))
+                return next((part for part in parts if isinstance(part, str)), joined(parts))
         command = [word for word in command if word not in ("if", "elif", *_BRACKETS)]
         plain = [self._words(re.sub(r"\$\{?[1-9@*]\}?", "", word).replace("$#", "0"))[0] for word in command]
         negated = plain[:1] == ["!"]
@@ -450,6 +454,9 @@ def _of_command(words: list[str]) -> Options:
         else:
             flag = ""
     options |= {name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()}
+    options = {
+        f"{name}@" if any(one.startswith(f"{name}.") for one in options) else name: options[name] for name in options
+    }
     named = Path(program).stem if program.endswith(".py") else program
     return options | ({"program": named} if named and options else {})
 
@@ -475,8 +482,8 @@ class _Module:
         self._tree, self._defaults, self._calls = tree, defaults, 0
         self._names: dict[str, Any] = {}
         for one in tree.body:  # and of `if __name__ == "__main__"` and main()
-            inner = isinstance(one, ast.If) or (isinstance(one, ast.FunctionDef) and one.name == "main")
-            self._follow(one.body if inner else [one], self._names)
+            main = isinstance(one, ast.If) or one in [self._functions.get("main")]
+            self._follow(one.body if main and isinstance(one, ast.If | ast.FunctionDef) else [one], self._names)
 
     def options(self, function: str | None) -> Options:
         """What a function returns, and its numbers; without one, arguments of what makes options and trainers."""
@@ -490,8 +497,10 @@ class _Module:
         for node in ast.walk(self._tree):
             name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and name.endswith(("Config", "Arguments", "Trainer", "load_dataset")):
-                first = [("path", value) for value in node.args[:1]]
-                for key, value in [*first, *((one.arg, one.value) for one in node.keywords)]:
+                for key, value in [
+                    *zip(("path", "name"), node.args, strict=False),
+                    *((one.arg, one.value) for one in node.keywords),
+                ]:
                     given.setdefault(f"{name}.{key}", self._value(value, self._names))
             if name.endswith("Trainer"):
                 given.setdefault("program", name.removesuffix("Trainer").lower())
@@ -518,7 +527,7 @@ class _Module:
         if called in self._functions and self._calls < MOST:
             self._calls += 1
             return self._follow(self._functions[called].body, {})
-        if called.endswith(".from_pretrained") and node.args:
+        if isinstance(node, ast.Call) and called.endswith(".from_pretrained") and node.args:
             return self._value(node.args[0], names)
         if called.endswith(("get_config", "ConfigDict")):
             return nest(self._defaults if called.endswith("get_config") else {})
