@@ -34,6 +34,7 @@ from burnish.config.tasks import task_named
 from burnish.config.yaml_text import nest, parse, show
 from burnish.registry import fields
 from burnish.utils import terminal
+from burnish.utils.addresses import HIDDEN
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
@@ -50,6 +51,7 @@ FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
 MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
 NO_COUNTERPART = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of a formula
+SECRET_NAME = re.compile(r"(api_?|\.)key$|(^|_)token$|password$|secret$", re.IGNORECASE)  # whose value is not repeated
 OWN_CODE = "my_rewards.py"  # where rewards are that have to be written
 
 
@@ -130,7 +132,9 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     for kind, title in GROUPS:
         by_reason: dict[str, list[str]] = {}
         for name, why in getattr(conversion, kind).items():
-            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={show(conversion.stated[name]):.60}")
+            value = conversion.stated[name]
+            text = HIDDEN if SECRET_NAME.search(name) and isinstance(value, str) else show(value)
+            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={text:.60}")
         if by_reason:
             yield from ("#", f"# {title}")
         for why, names in by_reason.items():
@@ -154,14 +158,15 @@ def project_of(given: Options, program: str = "", whose: str | None = None) -> s
     """
     asked = [one for one in projects() if whose in (None, one, one.partition("/")[0])]
     named = [one for one in asked if any(fnmatch(program, name) for name in trainers()[one].programs)]
-    known: dict[str, tuple[int, int]] = {}
+    known: dict[str, tuple[int, int, int]] = {}
     for project in asked:
         trainer = trainers()[project]
         names = [trainer.find(name) for name, _ in _leaves(nest(given), trainer)]
-        hits = sum(trainer.look(name)[0] != "unknown" for name in names)
-        known[project] = hits, sum(name in trainer.names for name in names)
+        kinds = [trainer.look(name)[0] for name in names]
+        own = sum(name in trainer.names for name in names)
+        known[project] = kinds.count("names"), own, len(kinds) - kinds.count("unknown")
     best = max(named or known, key=known.__getitem__)
-    if whose is None and known[best][0] < (1 if named else FEW):
+    if whose is None and known[best][2] < (1 if named else FEW):
         raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
     return best
 
@@ -214,8 +219,9 @@ class Conversion:
         """Convert one of their options."""
         trainer, value = trainers()[self.project], self.values[name]
         kind, text = trainer.look(name)
+        off = kind == "lost" and value in (None, "", [], {})
         if kind != "names":
-            getattr(self, kind)[name] = text
+            getattr(self, "needless" if off else kind)[name] = "nothing is set" if off else text
             return
         targets, remark = read_entry(text)
         problems, done = [], False
@@ -234,7 +240,7 @@ class Conversion:
                 others = self._stated_of(place) if stated else []
                 self.options[place] = leaf, ", ".join([*others, origin])
             done = True
-        if problems and stated:
+        if problems and stated and value is not None:
             self.lost[name] = problems[0]
         elif not done and stated:
             always = all(formula == "skip" for _, formula, _ in targets)

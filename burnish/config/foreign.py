@@ -154,11 +154,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 _PARENS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
-_VARIABLE = re.compile(rf"\$\{{(?:oc\.env:)?([\w.]+)(?:\[[@*]\])?(?:(:?[-=]|,|//?)({_BRACES}))?\}}|\$(\w+)")
+_VARIABLE = re.compile(rf"\$\{{(?:oc\.(?:env|select):)?([\w.]+)(?:\[[@*]\])?(?:(:?[-=]|,|//?)({_BRACES}))?\}}|\$(\w+)")
 _ARITHMETIC = re.compile(rf"\$\(({_PARENS})\)")
-_DOUBLE = rf'(?:\\[\s\S]|\${_PARENS}|[^"\\])*'
+_DOUBLE = rf'(?:\\[\s\S]|\${_PARENS}|[^"\\])*+'
 _BARE = rf"\$?{_PARENS}|\$\{{{_BRACES}\}}|`[^`]*`|\\[\s\S]"
-_WORD = rf"""(?:'[^']*'|"{_DOUBLE}"|{_BARE}|[^\s;&|<>()'"\\`])+"""
+_WORD = rf"""(?:'[^']*'|"{_DOUBLE}"|{_BARE}|[^\s;&|<>()'"\\`])++"""
 _SYNTAX = re.compile(  # a comment, where output goes, the end of a command, a `case`, a word
     rf"(?<!\S)#.*|\\\n|[\d&]?[<>]+(?:&\d|\s*{_WORD})|(?P<end>[\n;&|]+)|\s+"
     rf"|\bcase\s+(?P<of>{_WORD})\s+in\s(?P<arms>[\s\S]*?)\besac\b|(?P<word>{_WORD})|[\s\S]"
@@ -270,7 +270,7 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
             known = value is not None and not set(other) & set("*?[")
             value = str(value).replace(*other.partition("/")[::2]) if known else None
         elif how and value in (None, ""):
-            value = other.strip("'\"")
+            value = other.strip("'\" ")
         return found[0] if value is None or isinstance(value, list) or len(str(value)) > LONGEST else str(value)
 
     for _ in range(DEEPEST if "$" in text else 0):
@@ -316,9 +316,7 @@ class _Script:
 
     def options(self, text: str) -> Iterator[Options]:
         """Options of each command: ``a.b=value`` and ``--name value``."""
-        branches: list[
-            bool | str | None
-        ] = []  # of the open ifs: taken, not yet, no more, or a test that can't be known
+        branches: list[bool | str | None] = []  # open ifs: taken, not yet, no more, or a test that can't be known
         skipped = False
         for command, end in _commands(_HEREDOC.sub(self._written, re.sub(r"(?m)^\s*#.*\n?", "", text))):
             while command and command[0] in _KEYWORDS:
@@ -414,11 +412,11 @@ class _Script:
         """What a `case` does."""
         (word,) = self._words(of)
         self._undecided |= {f"case {of}": "what it would do is left out"} if "$" in word else {}
-        for arm in arms.split(";;"):
-            patterns, _, body = arm.strip().lstrip("(").partition(")")
-            if "$" not in word and any(fnmatch(word, one.strip("'\" ")) for one in patterns.split("|")):
-                return body
-        return ""
+        parts = [arm.strip().lstrip("(").partition(")") for arm in arms.split(";;") if "$" not in word]
+        matches = (
+            body for patterns, _, body in parts for one in patterns.split("|") if fnmatch(word, one.strip("'\" "))
+        )
+        return next(matches, "")
 
     def _written(self, found: re.Match[str]) -> str:
         """What a heredoc becomes: the value of a variable, or a file."""
