@@ -256,7 +256,8 @@ def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
 def _value(text: str) -> Any:
     """A value as YAML reads it; what is no YAML is text."""
     try:
-        return parse(text.strip())
+        value = parse(text.strip())
+        return text if isinstance(value, dict | list) and text.strip()[0] not in "{[" else value
     except ConfigError:
         return text
 
