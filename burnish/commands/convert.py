@@ -7,7 +7,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +34,7 @@ from burnish.config.tasks import task_named
 from burnish.config.yaml_text import at, nest, parse, show
 from burnish.registry import fields
 from burnish.utils import terminal
+from burnish.utils.addresses import HIDDEN
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
@@ -52,9 +55,12 @@ HINTS = (  # what stands above a recipe with such values
         "Values with a $ are variables that the file does not set; put in what they stand for.",
     ),
 )
+ALGORITHM = "algorithm.name"  # never another one than theirs
 FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
 MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
+NO_COUNTERPART = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of a formula
+SECRET_NAME = re.compile(r"(api_?|\.)key$|(^|_)token$|password$|secret$", re.IGNORECASE)  # whose value is not repeated
 
 
 def convert(file: str, *, project: str | None = None, output: str | None = None) -> int:
@@ -82,20 +88,25 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
     if not found:
         raise UserError(f"{path} holds no options; give a .yaml, .sh or .py file with the options of a run")
     given = max(found, key=len)
-    conversion = Conversion(project or project_of(given), given)
+    undecided = given.pop("if", {})  # tests of a script
+    program = given.pop("program", "")
+    conversion = Conversion(project_of(given, program, project), given, program)
     conversion.options = {"output_dir": (f"runs/{path.stem}", "")} | conversion.options
     target = None if output is None else checked_path(output, "--output")
     if target is not None and (target.exists() or target.suffix not in (".yaml", ".yml")):
         raise UserError(f"--output is {output}; give a .yaml file that does not exist yet")
     with TemporaryDirectory() as folder:
         place = target or Path(folder) / f"{path.stem}.yaml"
-        lines = [*_comments(conversion, path, place, sum(map(bool, found)) - 1), "", *conversion.lines(), ""]
+        said = [f"# The file does not decide `{test}`: {what}." for test, what in undecided.items()]
+        lines = [*_comments(conversion, path, place, sum(map(bool, found)) - 1), *said, "", *conversion.lines(), ""]
         text = "\n".join(" ".join(line.splitlines()) for line in lines)  # names and values may come from somebody else
         write_atomically(place, text.encode())
         if target is None:
             print(terminal.printable(text), end="")
         try:
-            load(str(place), conversion.words)
+            load(str(place), [word for word in conversion.words if "$" not in word])
+            if ALGORITHM not in conversion.options:
+                raise ConfigError([f"{ALGORITHM}: theirs has no counterpart by name; see above, and choose one"])
         except ConfigError as error:
             raise ConfigError(["the recipe can't be trained yet:", *error.complaints]) from None
     if target is not None:
@@ -123,10 +134,14 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
     for pattern, hint in HINTS:
         if found := re.findall(pattern, values):
             yield f"# {hint.format(', '.join(sorted(set(found))))}"
+    trainer = trainers()[conversion.project]
+    yield from (f"# {why}" for name, why in trainer.asks.items() if conversion.values.get(name) is None)
     for kind, title in GROUPS:
         by_reason: dict[str, list[str]] = {}
         for name, why in getattr(conversion, kind).items():
-            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={show(conversion.stated[name]):.60}")
+            value = conversion.stated[name]
+            text = HIDDEN if SECRET_NAME.search(name) and isinstance(value, str) else show(value)
+            by_reason.setdefault(why, []).append(f"{conversion.written[name]}={text:.60}")
         if by_reason:
             yield from ("#", f"# {title}")
         for why, names in by_reason.items():
@@ -137,17 +152,28 @@ class Skip(Exception):
     """A formula sets nothing."""
 
 
-def project_of(given: Options) -> str:
-    """The project whose names these are.
+def project_of(given: Options, program: str = "", whose: str | None = None) -> str:
+    """The project whose names these are, or the part of it that a program is: ``TRL/DPO``.
+
+    Args:
+        given: the options of the file.
+        program: that a command runs.
+        whose: a project; None is any.
 
     Raises:
         UserError: it is none of the table's.
     """
-    known = {project: trainers()[project] for project in projects()}
-    names = {one: [trainer.find(name) for name, _ in _leaves(nest(given), trainer)] for one, trainer in known.items()}
-    seen = {one: sum(trainer.look(name)[0] != "unknown" for name in names[one]) for one, trainer in known.items()}
-    best = max(known, key=lambda one: (seen[one], sum(name in known[one].names for name in names[one])))
-    if seen[best] < FEW:
+    asked = [one for one in projects() if whose in (None, one, one.partition("/")[0])]
+    named = [one for one in asked if any(fnmatch(program, name) for name in trainers()[one].programs)]
+    known: dict[str, tuple[int, int, int]] = {}
+    for project in asked:
+        trainer = trainers()[project]
+        names = [trainer.find(name) for name, _ in _leaves(nest(given), trainer)]
+        kinds = [trainer.look(name)[0] for name in names]
+        own = sum(name in trainer.names for name in names)
+        known[project] = kinds.count("names"), own, len(kinds) - kinds.count("unknown")
+    best = max(named or known, key=known.__getitem__)
+    if whose is None and known[best][2] < (1 if named else FEW):
         raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
     return best
 
@@ -159,27 +185,36 @@ class Conversion:
     Args:
         project: a name in the table.
         given: the options of the file.
+        program: what reads them, if that is known.
     """
 
     project: str
     given: Options
+    program: str = ""
     options: dict[str, tuple[Any, str]] = field(default_factory=dict)  # ours: value, and what it is of
     needless: dict[str, str] = field(default_factory=dict)  # theirs: why
     lost: dict[str, str] = field(default_factory=dict)  # theirs: what to do instead
     unknown: dict[str, str] = field(default_factory=dict)  # theirs: where it might belong
+    barred: set[str] = field(default_factory=set)  # ours that theirs would need another value of than there is
 
     def __post_init__(self) -> None:
         trainer = trainers()[self.project]
         leaves = list(_leaves(nest(self.given), trainer))
         self.stated = {trainer.find(name): value for name, value in leaves}
         self.written = {trainer.find(name): name for name, _ in leaves}
-        self._values = trainer.defaults | self.stated
+        self.values = trainer.defaults | self.stated
+        known = any(fnmatch(self.program, name) for name in trainer.programs)
+        self.values["program"] = self.program if known else None
+        for name, formula in trainer.lets.items():
+            with suppress(*NO_COUNTERPART):
+                self.values[name] = self._result(None, formula, None)
         places = {name: place for place, name in enumerate(trainer.names)}  # what stands later in the table decides
-        for name in sorted(self._values, key=lambda name: places.get(name, -1)):
+        for name in sorted(trainer.defaults | self.stated, key=lambda name: places.get(name, -1)):
             self._take(name, name in self.stated)
         scored = any(option.startswith("rewards.") for option in self.options)
-        below = {name: (one, "") for name, one in trainer.recipe.items() if not scored or "rewards." not in name}
-        self.options = below | self.options
+        below = {name: one for name, one in trainer.recipe.items() if not (scored and name.startswith("rewards."))}
+        self.options = {name: (value, "") for name, value in below.items()} | self.options
+        self.options = {name: one for name, one in self.options.items() if name not in self.barred}
         self._leave_out()
 
     @property
@@ -189,10 +224,11 @@ class Conversion:
 
     def _take(self, name: str, stated: bool) -> None:
         """Convert one of their options."""
-        trainer, value = trainers()[self.project], self._values[name]
+        trainer, value = trainers()[self.project], self.values[name]
         kind, text = trainer.look(name)
+        off = kind == "lost" and value in (None, "", [], {})
         if kind != "names":
-            getattr(self, kind)[name] = text
+            getattr(self, "needless" if off else kind)[name] = "nothing is set" if off else text
             return
         targets, remark = read_entry(text)
         problems, done = [], False
@@ -201,17 +237,20 @@ class Conversion:
                 result = self._result(value, formula, literal)
             except Skip:
                 continue
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            except NO_COUNTERPART:
+                self.barred |= {option} & {ALGORITHM}
                 problems.append(f"{show(value)} can't be converted{f' ({remark})' if remark else ''}")
                 continue
+            result = float(f"{result:.12g}") if type(result) is float else result  # 5e-7, not 5.000000000000001e-07
             for place, leaf in flattened({option: result}):
                 of = [*(self._stated_of(place) if stated else []), *self._origins(name, text, place)]
                 self.options[place] = leaf, ", ".join(of)
             done = True
-        if problems and stated:
+        if problems and stated and value is not None:
             self.lost[name] = problems[0]
         elif not done and stated:
-            self.needless[name] = remark or "nothing has to be set for this value"
+            always = all(formula == "skip" for _, formula, _ in targets)
+            self.needless[name] = remark if always and remark else "nothing has to be set for this value"
 
     def _stated_of(self, option: str) -> list[str]:
         """Their options, of those in the file, that one of ours is of."""
@@ -246,7 +285,7 @@ class Conversion:
         """The value of a name in a formula: null if the file does not say it, and it has no default."""
         if name == "skip":
             raise Skip
-        return this if name == "this" else self._values.get(name)
+        return this if name == "this" else self.values.get(name)
 
     def _leave_out(self) -> None:
         """Drop options that the chosen task or algorithm has not, and say so."""
