@@ -335,7 +335,8 @@ class _Script:
         """Options of each command: ``a.b=value`` and ``--name value``."""
         branches: list[bool | str | None] = []  # open ifs: taken, not yet, no more, or a test that can't be known
         skipped = False
-        for command, end in _commands(_HEREDOC.sub(self._written, re.sub(r"(?m)^\s*#.*\n?", "", text))):
+        text = re.sub(r"\$\{(\w+):?\?[^{}]*\}", r"$\1", re.sub(r"(?m)^\s*#.*\n?", "", text))
+        for command, end in _commands(_HEREDOC.sub(self._written, text)):
             while command and command[0] in _KEYWORDS:
                 command = command[1:]
             word = command[0] if command else ""
