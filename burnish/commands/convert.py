@@ -175,7 +175,14 @@ def project_of(given: Options, program: str = "", whose: str | None = None) -> s
     best = max(named or known, key=known.__getitem__)
     if whose is None and known[best][2] < (1 if named else FEW):
         raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
-    return best
+    several = [one for one in known if one.partition("/")[0] == best.partition("/")[0]]
+    stated = {name.rpartition(".")[2] for name in given}
+    marked = {one: len({*trainers()[one].marks} & stated) for one in several if trainers()[one].marks}
+    if any(marked.values()) and not named:
+        return max(marked, key=lambda one: (marked[one], known[one]))
+    if marked and not named and whose is None:
+        raise UserError(f"it does not say for which trainer it is; give --from, one of {', '.join(several)}")
+    return best if named or not marked else str(whose)
 
 
 @dataclass

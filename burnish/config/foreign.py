@@ -43,6 +43,7 @@ class Trainer:
     lost: dict[str, list[str]] = field(default_factory=dict)  # what to do instead: names without a counterpart
     like: Trainer | None = None  # whose names it has, too
     programs: list[str] = field(default_factory=list)  # that it is: `dpo` of TRL/DPO; without, a project's main one
+    marks: list[str] = field(default_factory=list)  # names of which a file has one that is for this one of several
     lets: dict[str, str] = field(default_factory=dict)  # names for formulas of others, in order
     asks: dict[str, str] = field(default_factory=dict)  # what has to be said if nothing says the value of a name
 

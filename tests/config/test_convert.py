@@ -71,7 +71,7 @@ REFUSED = {
     "list.yaml": ("- 1\n", ["list.yaml", "no options"]),
     "deep.py": ("x = " + "(" * 500 + ")" * 500, ["deep.py"]),
     "half.py": ("def f(:\n", ["half.py"]),
-    "quote.sh": ("python a.b='x\n", ["quote.sh"]),
+    "any.yaml": ("model_name_or_path: a\ndataset_name: b\nseed: 1\n", ["--from", "TRL/DPO"]),
     "other.yaml": ("a: 1\nb: {c: 2}\n", ["--from", "verl", "flow_grpo"]),
     "model.yaml": (
         "trainer: {total_epochs: 1, nnodes: 1, n_gpus_per_node: 8, test_freq: 1}\n",
