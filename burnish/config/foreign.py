@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cache, partial
-from itertools import groupby
+from functools import cache, partial, reduce
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from burnish.config.yaml_text import nest, parse
+from burnish.config.yaml_text import merge, nest, parse
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
 from burnish.utils.paths import ASSETS
@@ -43,14 +42,19 @@ class Trainer:
     needless: dict[str, list[str]] = field(default_factory=dict)  # reasons: names that nothing is lost with
     lost: dict[str, list[str]] = field(default_factory=dict)  # what to do instead: names without a counterpart
     like: Trainer | None = None  # whose names it has, too
+    programs: list[str] = field(default_factory=list)  # that it is: `dpo` of TRL/DPO; without, a project's main one
+    marks: list[str] = field(default_factory=list)  # names of which a file has one that is for this one of several
+    lets: dict[str, str] = field(default_factory=dict)  # names for formulas of others, in order
+    asks: dict[str, str] = field(default_factory=dict)  # what has to be said if nothing says the value of a name
 
     def find(self, name: str) -> str:
         """A name as the table has it: that of other versions, and an argument of a class without the class."""
         name = self.also.get(name, name)
+        if self.like is not None and name not in self.names:
+            name = self.like.find(name)
+            name = self.also.get(name, name)
         inner = name.partition(".")[2]
-        if self.look(name)[0] == "unknown" and inner and name[0].isupper():
-            return self.find(inner)
-        return name if self.like is None or name in self.names else self.like.find(name)
+        return self.find(inner) if inner and name[0].isupper() and self.look(name)[0] == "unknown" else name
 
     def look(self, name: str) -> tuple[str, str]:
         """What the table says of a name: in ``names`` its entry, in ``needless`` or ``lost`` the reason; or unknown."""
@@ -69,7 +73,7 @@ def trainers() -> dict[str, Trainer]:
     found: dict[str, Trainer] = {}
     for project, own in parse((ASSETS / "foreign_names.yaml").read_text(encoding="utf-8")).items():
         above = found.get(own.get("like", ""))
-        shared = {} if above is None else {"recipe": above.recipe, "rewards": above.rewards}
+        shared = {} if above is None else {one: getattr(above, one) for one in ("recipe", "rewards", "lets", "asks")}
         found[project] = Trainer(**shared | own | {"like": above})
     return found
 
@@ -103,36 +107,31 @@ def foreign_name(option: str, half: str, *, short: bool) -> str | None:
         short: whether the end of a name will do: ``ppo_epochs`` for ``actor_rollout_ref.actor.ppo_epochs``, or
             a name in a section that it is not in, as in ``trainer.num_train_epochs``.
     """
-    table = {project: one.names for project, one in trainers().items()}
-    projects = sorted(table.items(), key=lambda item: item[0] not in PROJECTS[half])
+    ranked = sorted(trainers().items(), key=lambda item: item[0] not in PROJECTS[half])
     parts = option.split(".")
-    exact = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
-    found = [(project, name) for above in exact for project, own in projects for name in own if name == above]
-    found += [
-        (project, name)
-        for project, own in projects
-        for name in own
-        if short and (name.endswith(f".{option}") or name == parts[-1])
+    above = {".".join(parts[:i]): -i for i in range(1, len(parts) + 1)}  # the longest first, then ends of names
+    found = [
+        (above.get(name, 0), project, name, *shown(entry))
+        for project, trainer in ranked
+        for name, entry in trainer.names.items()
+        if name in above or (short and (name.endswith(f".{option}") or name == parts[-1]))
     ]
-    for project, name in found:
-        ours, remark = shown(table[project][name])
-        if name in ours:  # a name of ours, too
-            continue
-        whose = "a former name" if project == OLD else f"{project}'s name"
-        note = f" ({remark})".replace("`", "") if remark else ""
-        return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
-    return None
+    theirs = [one for one in found if one[2] not in one[3]]  # the others are names of ours, too
+    if not theirs:
+        return None
+    _, project, name, ours, remark = min(theirs, key=lambda one: one[0])
+    whose = "a former name" if project == OLD else f"{project}'s name"
+    note = f" ({remark})".replace("`", "") if remark else ""
+    return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
 
 
 # files: YAML, shell scripts and Python
 
 Options = dict[str, Any]  # by dotted name
-Names = Callable[[str], Any]  # the value of a dotted name
 
 DEEPEST = 20  # names in values of names
 LONGEST = 2_000  # characters of a value that names others, or is put in their place
 YAML = (".yaml", ".yml", ".json")
-ENDS = "\n;&|"  # of a command
 MOST = 100  # calls of functions of a Python file
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -143,22 +142,53 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
-    "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
+    "each": lambda several, key, end="": [f"{one if key is None else one[key]}{end}" for one in several],
+    "named": lambda key, several: [{key: one} for one in several],
+    "values": lambda tree: list(tree.values()),
+    "having": lambda several, key: [one for one in several if key in one],
+    "got": lambda several, key, other: [one.get(key, other) for one in several],
+    "pair": lambda one: one if isinstance(one, list) else [one],
+    "root": lambda number, degree: round(number ** (1 / degree), 12),
+    "split": lambda text, at: [float(part) for part in text.split(at)],
+    "without": lambda several, key: [one for one in several if one != key],
     "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
+    "many": lambda one: one if isinstance(one, list) else [_value(part) for part in str(one).split(",")],
     "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
 }  # fmt: skip
 
 
-_VARIABLE = re.compile(r"\$\{(?:oc\.env:)?([\w.]+)(?:\[@\])?(?::?[-,]([^${}]*))?\}|\$(\w+)")
-_ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
+_PARENS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_BRACES = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+_VARIABLE = re.compile(rf"\$\{{(?:oc\.(?:env|select):)?([\w.]+)(?:\[[@*]\])?(?:(:?[-=]|,|//?)({_BRACES}))?\}}|\$(\w+)")
+_ARITHMETIC = re.compile(rf"\$\(({_PARENS})\)")
+_DOUBLE = rf'(?:\\[\s\S]|\${_PARENS}|[^"\\])*+'
+_BARE = rf"\$?{_PARENS}|\$\{{{_BRACES}\}}|`[^`]*`|\\[\s\S]"
+_WORD = rf"""(?:'[^']*'|"{_DOUBLE}"|{_BARE}|[^\s;&|<>()'"\\`])++"""
+_SYNTAX = re.compile(  # a comment, where output goes, the end of a command, a `case`, a word
+    rf"(?<!\S)#.*|\\\n|[\d&]?[<>]+(?:&\d|\s*{_WORD})|(?P<end>[\n;&|]+)|\s+"
+    rf"|\bcase\s+(?P<of>{_WORD})\s+in\s(?P<arms>[\s\S]*?)\besac\b|(?P<word>{_WORD})|[\s\S]"
+)
+_PIECE = re.compile(rf"""'([^']*)'|"({_DOUBLE})"|((?:{_BARE}|[^'"\\])+)""", re.DOTALL)
+_HEREDOC = re.compile(r"^(.*)<<-?\s*['\"]?(\w+)['\"]?(.*)\n((?:.*\n)*?)\s*\2$", re.MULTILINE)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_OPTION = re.compile(r"(?:--|[+~]{0,2})([a-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_KEYWORDS = ("then", "do", "{", "export", "local", "declare", "readonly")  # that a command follows
+_STARTERS = ("--", "python", "python3", "accelerate", "torchrun", "deepspeed", "trl")  # the run's own command begins
+_BRACKETS = ("[", "[[", "test", "]", "]]")
+_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "=": fnmatch, "==": fnmatch, "!=": lambda one, other: not fnmatch(one, other),
+    "-eq": lambda one, other: int(one) == int(other), "-ne": lambda one, other: int(one) != int(other),
+    "-gt": lambda one, other: int(one) > int(other), "-ge": lambda one, other: int(one) >= int(other),
+    "-lt": lambda one, other: int(one) < int(other), "-le": lambda one, other: int(one) <= int(other),
+}  # fmt: skip
 
 
 class Expression(str):
     """What stands in a file in the place of a value: code, which is not run."""
 
 
-def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Any:
-    """The value of an expression of numbers, texts, lists and names.
+def evaluate(node: ast.AST, name: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Any:
+    """The value of an expression of numbers, texts, lists and dotted names.
 
     Raises:
         ValueError: it is anything else.
@@ -180,11 +210,10 @@ def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., A
             return value(node.value)
         case ast.IfExp():
             return value(node.body if value(node.test) else node.orelse)
-        case ast.BoolOp():
-            for one in node.values[:-1]:
-                if bool(known := value(one)) is isinstance(node.op, ast.Or):
-                    return known
-            return value(node.values[-1])
+        case ast.BoolOp(values=[first, *others]):
+            known = value(first)
+            decided = not others or bool(known) is isinstance(node.op, ast.Or)
+            return known if decided else value(ast.BoolOp(node.op, others))
         case ast.Compare(ops=[how], comparators=[other]) if type(how) in OPERATORS:
             return OPERATORS[type(how)](value(node.left), value(other))
         case ast.UnaryOp() if type(node.op) in OPERATORS:
@@ -217,18 +246,22 @@ def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
     text = read_text(path)
     try:
         if path.suffix in YAML:
-            return [_of_yaml(text)]
+            return [_of_yaml(path)]
         if path.suffix == ".py":
-            return [_Module(ast.parse(text), defaults).options(function)]
-        return [_with_file(options, path) for options in _of_script(text)]
-    except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            tree = ast.parse(text)
+            usage = [] if function else [*_Script().options(ast.get_docstring(tree) or "")]
+            return [_Module(tree, defaults).options(function) | max(usage, key=len, default={})]
+        script = _Script()
+        return [_with_files(options, path, script.files, defaults) for options in script.options(text)]
+    except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError, OSError) as error:
         raise UserError(f"{path} can't be read: {error}; correct it, or give another file") from None
 
 
 def _value(text: str) -> Any:
     """A value as YAML reads it; what is no YAML is text."""
     try:
-        return parse(text.strip())
+        value = parse(text.strip())
+        return text if isinstance(value, dict | list) and text.strip()[0] not in "{[" else value
     except ConfigError:
         return text
 
@@ -237,8 +270,12 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     """A text with what its variables stand for, as far as that is known: ``${name}``, ``${name:-value}``."""
 
     def put(found: re.Match[str]) -> str:
-        value = values.get(found[1] or found[3])
-        value = found[2] if value in (None, "") else value
+        value, how, other = values.get(found[1] or found[4]), found[2] or "", found[3]
+        if how.startswith("/"):
+            known = value is not None and not set(other) & set("*?[")
+            value = str(value).replace(*other.partition("/")[::2]) if known else None
+        elif how and value in (None, ""):
+            value = other.strip("'\" ")
         return found[0] if value is None or isinstance(value, list) or len(str(value)) > LONGEST else str(value)
 
     for _ in range(DEEPEST if "$" in text else 0):
@@ -246,84 +283,214 @@ def _filled(text: str, values: Mapping[str, Any]) -> str:
     return text
 
 
-def _of_yaml(text: str) -> Options:
-    """The leaves of a tree; ``${other.option}`` and ``${oc.env:NAME,value}`` are replaced."""
-    tree = parse(text)
+def _tree(path: Path, text: str | None = None) -> dict[str, Any]:
+    """A YAML file, or its text, above those beside it that its ``defaults`` name."""
+    tree = parse(read_text(path) if text is None else text)
     if not isinstance(tree, dict):
         raise ConfigError("it holds no options by name")
-    options = dict(flattened(tree))
-    filled = {
-        name: _value(_filled(re.sub(r"^\$\{oc\.decode:(.*)\}$", r"\1", value), options))
-        for name, value in options.items() if isinstance(value, str) and "${" in value
-    }  # fmt: skip
-    return options | filled
+    named = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
+    below = {str(one): _tree(path.parent / f"{one}.yaml") for one in named if (path.parent / f"{one}.yaml").is_file()}
+    others = [name for name in named if str(name) not in below]
+    return reduce(merge, [*below.values(), tree | ({"defaults": others} if below else {})])
 
 
-def _of_script(text: str) -> Iterator[Options]:
-    """Options of each command: ``a.b=value`` and ``--name value``. What ``if`` and ``case`` decide is left out."""
-    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$|^(if|case) (?:.*\n)*?(fi|esac)$", "", text).replace("\\\n", " ")
-    text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
-    text = _ARITHMETIC.sub(lambda found: found[0].replace(" ", ""), text)
-    words = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
-    words.whitespace, words.commenters, words.whitespace_split = " \t\r", "", True
-    variables: dict[str, list[str]] = {"HOME": ["~"]}
-    for ends, group in groupby(words, lambda word: word != "" and not word.strip(ENDS)):
-        command = [one for one in group if one != "export"]
-        name, assigned, first = (command or [""])[0].partition("=")
-        if assigned and name.isidentifier() and (first.startswith("(") or len(command) == 1):
-            held = [first.removeprefix("("), *command[1:]]
-            variables[name] = [one for word in held if word not in ("", ")") for one in _expanded(word, variables)]
-        elif not ends:
-            yield _of_command([one for word in command for one in _expanded(word, variables)])
+def _of_yaml(path: Path, text: str | None = None) -> Options:
+    """The leaves of a file; ``${other.option}``, ``${..sibling}`` and ``${oc.env:NAME,value}`` are replaced."""
+    options = dict(flattened(_tree(path, text)))
 
+    def filled(name: str, value: str) -> Any:
+        value = re.sub(r"^\$\{oc\.decode:(.*)\}$", r"\1", value)
+        above = name.split(".")
+        value = re.sub(r"\$\{(\.+)", lambda dots: "${" + "".join(f"{one}." for one in above[: -len(dots[1])]), value)
+        return _value(_filled(value, options))
 
-def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
-    """The words that a word becomes, as far as the script says what its variables are."""
-    whole = re.fullmatch(r"\$\{?(\w+)(?:\[@\])?\}?", word)
-    if whole and whole[1] in variables:
-        return [one for held in variables[whole[1]] for one in (held.split() if held.startswith("--") else [held])]
-    texts = {name: " ".join(held) for name, held in variables.items()}
-
-    def computed(found: re.Match[str]) -> str:
-        try:
-            formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
-            return str(evaluate(formula, lambda name: int(texts[name])))
-        except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
-            return found[0]
-
-    return [_ARITHMETIC.sub(computed, _filled(word, texts))]
-
-
-def _of_command(words: list[str]) -> Options:
-    """The options of a command; those before ``--`` are of what starts it."""
-    options: Options = {}
-    flags: dict[str, list[Any]] = {}
-    flag = ""
-    for word in words:
-        keyed = re.fullmatch(r"(--|[+~]{0,2})([a-z_][\w.-]*)=(.*)", word, re.DOTALL)
-        if word == "--":
-            options, flags, flag = {}, {}, ""
-        elif keyed:
-            options[keyed[2].replace("-", "_")] = _value(keyed[3])
-        elif word.startswith("--"):
-            flag = word[2:].replace("-", "_")
-            flags[flag] = []
-        elif flag and not (flags[flag] and word.endswith(".py")):
-            flags[flag].append(_value(word.rstrip(",")))
-        else:
-            flag = ""
     return options | {
-        name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()
+        name: filled(name, value) for name, value in options.items() if isinstance(value, str) and "${" in value
     }
 
 
-def _with_file(options: Options, script: Path) -> Options:
-    """Options of a command with those of the YAML file that it names, which lie below them."""
-    named = str(options.get("config", ""))
-    places = [folder / named for folder in (Path(), *script.absolute().parents) if named.endswith(YAML)]
-    file = next((place for place in places if place.is_file()), None)
-    own = {name: value for name, value in options.items() if name != "config"}
-    return options if file is None else _of_yaml(read_text(file)) | own
+def _commands(text: str) -> Iterator[tuple[list[str], str]]:
+    """The words of each command of a script, as they are written, and what ends it."""
+    command: list[str] = []
+    for token in _SYNTAX.finditer(f"{text}\n"):
+        if token["of"]:
+            yield ["case", token["of"], token["arms"]], ""
+        elif token["word"]:
+            command.append(token["word"])
+        elif token["end"] in ("&&", "||") and command[:1] in (["if"], ["elif"]):
+            command.append(token["end"])
+        elif token["end"]:
+            yield command, token["end"].strip()
+            command = []
+
+
+class _Script:
+    """A shell script: assignments, and commands with their options. What its own variables decide is followed."""
+
+    def __init__(self) -> None:
+        self.files: Options = {}  # that it writes
+        self._values: Options = {"HOME": "~", "PWD": ".", "@": []}
+        self._undecided: dict[str, str] = {}  # tests of what it does not set: what is done
+
+    def options(self, text: str) -> Iterator[Options]:
+        """Options of each command: ``a.b=value`` and ``--name value``."""
+        branches: list[bool | str | None] = []  # open ifs: taken, not yet, no more, or a test that can't be known
+        skipped = False
+        text = re.sub(r"\$\{(\w+):?\?[^{}]*\}", r"$\1", re.sub(r"(?m)^\s*#.*\n?", "", text))
+        for command, end in _commands(_HEREDOC.sub(self._written, text)):
+            while command and command[0] in _KEYWORDS:
+                command = command[1:]
+            word = command[0] if command else ""
+            known = self._decided(command) if word in ("if", "elif", *_BRACKETS) else True
+            if word == "if":
+                branches.append(known)
+            elif word in ("elif", "else") and branches:
+                branches[-1] = known if branches[-1] is False else None
+            elif word == "fi" and branches:
+                branches.pop()
+            command = command[1:] if word == "else" else [] if word in ("if", "elif", "fi") else command
+            if not skipped and False not in branches and None not in branches:
+                yield from self._done(command, [test for test in branches if isinstance(test, str)])
+            skipped = word in _BRACKETS and end in ("&&", "||") and known is not (end == "&&")
+            self._undecided |= {known: "what it would do is left out"} if skipped and isinstance(known, str) else {}
+
+    def _done(self, command: list[str], undecided: list[str]) -> Iterator[Options]:
+        """Assign, or give the options of a command."""
+        pairs = [one.groups() for one in map(_ASSIGNED.fullmatch, command) if one]
+        if command[:1] == ["case"]:
+            yield from self.options(self._arm(*command[1:]))
+        elif len(pairs) == len(command):
+            self._undecided |= dict.fromkeys(undecided if command else [], "what it would do is taken")
+            for name, more, raw in pairs:
+                held = self._words(raw, several=True) if raw.startswith("(") else self._words(raw)[0]
+                self._values[name] = self._values.get(name, type(held)()) + held if more else held
+        else:
+            words = [word for raw in command for word in self._words(raw, several=True)]
+            inner = [word for before, word in pairwise(words) if before in ("-c", "eval") and " " in word]
+            for text in inner:
+                yield from self.options(text)
+            options = {} if inner else _of_command(words)
+            alone = [word for before, word in pairwise(words) if word.startswith("$") and not before.startswith("-")]
+            self._undecided |= dict.fromkeys(alone if options else [], "what it would do is left out")
+            yield options | ({"if": dict(self._undecided)} if options and self._undecided else {})
+
+    def _words(self, raw: str, *, several: bool = False) -> list[str]:
+        """The words that one becomes, as far as the script says what its variables are: one, or ``several``."""
+        if several and raw.startswith("("):
+            written = [token["word"] for token in _SYNTAX.finditer(raw[1:-1]) if token["word"]]
+            return [word for one in written for word in self._words(one, several=True)]
+        whole = re.fullmatch(r'"?\$\{?(\w+|@)(?:\[[@*]\])?\}?"?', raw)
+        if several and whole and isinstance(held := self._values.get(whole[1]), list):
+            return held
+        words = [""]
+        for literal, quoted, bare in _PIECE.findall(raw):
+            text = literal or self._known(
+                re.sub(r"\\(?:\n|(.))" if bare else r'\\(?:\n|([$`"\\]))', r"\1", quoted or bare)
+            )
+            first, *others = text.split() or [""] if several and "$" in bare and "$(" not in text else [text]
+            words = [*words[:-1], words[-1] + first, *others]
+        return words if any(words) or not several or raw[:1] in "'\"" else []
+
+    def _known(self, text: str) -> str:
+        """A text with its variables and sums, as far as they are known."""
+        texts = {name: " ".join(held) if isinstance(held, list) else held for name, held in self._values.items()}
+
+        def computed(found: re.Match[str]) -> str:
+            try:
+                formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
+                return str(evaluate(formula, lambda name: int(texts[name])))
+            except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
+                return found[0]
+
+        filled = _filled(text, texts)
+        if otherwise := re.search(r"\$\((.*)\|\|\s*echo ([\w.-]+)\)", filled):  # nothing is run, so nothing succeeds
+            self._undecided[f"$({otherwise[1].strip()})"] = f"{otherwise[2]} is taken"
+            filled = filled.replace(otherwise[0], otherwise[2])
+        return _ARITHMETIC.sub(computed, filled)
+
+    def _decided(self, command: list[str]) -> bool | str:
+        """Whether a test is true; its text, if the script does not say."""
+        for joint, joined in (("||", any), ("&&", all)):
+            if joint in command:
+                parts = [self._decided(list(part)) for same, part in groupby(command, joint.__eq__) if not same]
+                return next((part for part in parts if isinstance(part, str)), joined(parts))
+        command = [word for word in command if word not in ("if", "elif", *_BRACKETS)]
+        plain = [self._words(re.sub(r"\$\{?[1-9@*]\}?", "", word).replace("$#", "0"))[0] for word in command]
+        negated = plain[:1] == ["!"]
+        try:
+            match plain[negated:]:
+                case ["-z" | "-n" as how, word] if "$" not in word:
+                    return (not word) is ((how == "-z") is not negated)
+                case [one, how, other] if how in _TESTS and "$" not in one + other:
+                    return _TESTS[how](one, other) is not negated
+        except ValueError:
+            pass
+        return f"if {' '.join(command)}"
+
+    def _arm(self, of: str, arms: str) -> str:
+        """What a `case` does."""
+        (word,) = self._words(of)
+        self._undecided |= {f"case {of}": "what it would do is left out"} if "$" in word else {}
+        parts = [arm.strip().lstrip("(").partition(")") for arm in arms.split(";;") if "$" not in word]
+        matches = (
+            body for patterns, _, body in parts for one in patterns.split("|") if fnmatch(word, one.strip("'\" "))
+        )
+        return next(matches, "")
+
+    def _written(self, found: re.Match[str]) -> str:
+        """What a heredoc becomes: the value of a variable, or a file."""
+        variable = re.search(r"\bread\b.*?(\w+)\s*$|(\w+)=\$\(\s*cat\s*$", found[1])
+        if variable:
+            quoted = found[4].replace('"', r"\"")
+            return f'{variable[1] or variable[2]}="{quoted}"'
+        if file := re.search(r">\s*(\S+)", found[1] + found[3]):
+            self.files[file[1].strip("'\"")] = found[4]
+        return ""
+
+
+def _of_command(words: list[str]) -> Options:
+    """The options of a command; those before what starts it are of others."""
+    options: Options = {}
+    flags: dict[str, list[Any]] = {}
+    flag = program = ""
+    for before, word in pairwise(["", *words]):
+        if word.rpartition("/")[2] in _STARTERS and not program:
+            options, flags, flag = {}, {}, ""
+        elif not program and (word.endswith(".py") or before in ("-m", "--module", "trl")):
+            flag = ""
+            program = "" if word.startswith(("torch.", "accelerate.")) else word
+        elif keyed := _OPTION.fullmatch(word):
+            options[keyed[1].replace("-", "_")] = _value(keyed[2])
+        elif re.fullmatch(r"~[a-z_][\w.]*", word):
+            options[word[1:]] = None
+        elif word.startswith("--") and word != "--module":
+            flag = word[2:].replace("-", "_")
+            flags[flag] = []
+        elif flag and not re.match(r"--?[A-Za-z]", word):
+            flags[flag].append(_value(word.rstrip(",")))
+        else:
+            flag = ""
+    options |= {name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()}
+    options = {
+        f"{name}@" if any(one.startswith(f"{name}.") for one in options) else name: options[name] for name in options
+    }
+    named = Path(program).stem if program.endswith(".py") else program
+    return options | ({"program": named} if named and options else {})
+
+
+def _with_files(options: Options, script: Path, written: Mapping[str, str], defaults: Options) -> Options:
+    """Options of a command with those of the YAML files, or FILE.py:NAME, that it names, which lie below them."""
+    below: Options = {}
+    for key in ("config_file", "config", "config_name"):
+        file, _, function = str(options.get(key, "")).partition(".py:")
+        name = f"{file}.py" if function else file
+        name = name if name.endswith((*YAML, ".py")) else f"{options.get('config_path', '.')}/{name}.yaml"
+        places = [folder / name for folder in (Path(), *script.absolute().parents)]
+        place = next((one for one in places if name in written or one.is_file()), None)
+        if key in options and place is not None:
+            below |= _of_yaml(place, written[name]) if name in written else read(place, function or None, defaults)[0]
+            options = {one: value for one, value in options.items() if one != key}
+    return below | options
 
 
 class _Module:
@@ -333,7 +500,9 @@ class _Module:
         self._functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
         self._tree, self._defaults, self._calls = tree, defaults, 0
         self._names: dict[str, Any] = {}
-        self._follow(tree.body, self._names)
+        for one in tree.body:  # and of `if __name__ == "__main__"` and main()
+            main = isinstance(one, ast.If) or one in [self._functions.get("main")]
+            self._follow(one.body if main and isinstance(one, ast.If | ast.FunctionDef) else [one], self._names)
 
     def options(self, function: str | None) -> Options:
         """What a function returns, and its numbers; without one, arguments of what makes options and trainers."""
@@ -347,24 +516,30 @@ class _Module:
         for node in ast.walk(self._tree):
             name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and name.endswith(("Config", "Arguments", "Trainer", "load_dataset")):
-                first = [("path", value) for value in node.args[:1]]
-                for key, value in [*first, *((one.arg, one.value) for one in node.keywords)]:
+                for key, value in [
+                    *zip(("path", "name"), node.args, strict=False),
+                    *((one.arg, one.value) for one in node.keywords),
+                ]:
                     given.setdefault(f"{name}.{key}", self._value(value, self._names))
+            if name.endswith("Trainer"):
+                given.setdefault("program", name.removesuffix("Trainer").lower())
         return given
 
     def _follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
         """Do assignments one after the other; what is returned."""
         for statement in body:
-            if isinstance(statement, ast.Return) and statement.value is not None:
-                return self._value(statement.value, names)
-            if not isinstance(statement, ast.Assign):
-                continue
-            value = self._value(statement.value, names)
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    names[target.id] = value
-                elif isinstance(target, ast.Attribute) and isinstance(held := self._value(target.value, names), dict):
-                    held[target.attr] = value
+            match statement:
+                case ast.Return(value=ast.expr() as node):
+                    return self._value(node, names)
+                case ast.Assign(targets=targets):
+                    value = self._value(statement.value, names)
+                    for target in targets:
+                        if isinstance(target, ast.Name):
+                            names[target.id] = value
+                        elif isinstance(target, ast.Attribute) and isinstance(
+                            held := self._value(target.value, names), dict
+                        ):
+                            held[target.attr] = value
         return {}
 
     def _value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -373,6 +548,8 @@ class _Module:
         if called in self._functions and self._calls < MOST:
             self._calls += 1
             return self._follow(self._functions[called].body, {})
+        if isinstance(node, ast.Call) and called.endswith(".from_pretrained") and node.args:
+            return self._value(node.args[0], names)
         if called.endswith(("get_config", "ConfigDict")):
             return nest(self._defaults if called.endswith("get_config") else {})
         try:
@@ -382,7 +559,5 @@ class _Module:
 
     def _named(self, names: Mapping[str, Any], name: str) -> Any:
         first, *inner = name.split(".")
-        value = names.get(first, self._names.get(first))
-        for part in inner:
-            value = value[part]
+        value = reduce(operator.getitem, inner, names.get(first, self._names.get(first)))
         return Expression(name) if value is None else value

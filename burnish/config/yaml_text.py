@@ -160,8 +160,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
     """Dotted options as a tree."""
     tree: dict[str, Any] = {}
     for option, value in values.items():
-        *sections, name = option.split(".")
-        for section in reversed([*sections, name]):
+        for section in reversed(option.split(".")):
             value = {section: value}
         tree = merge(tree, value)
     return tree
