@@ -23,6 +23,7 @@ from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
 from burnish.diffusion.offline import FinishedImages, ImageFiles
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
+from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import (
     check_parts,
     check_teacher,
@@ -34,6 +35,7 @@ from burnish.diffusion.pipeline.loading import (
     parts_of,
     read_index,
     standard_side,
+    vae_factor,
 )
 from burnish.diffusion.pipeline.networks import by_name, check_attention_and_compile, writers
 from burnish.diffusion.roles import FlowRoles
@@ -102,6 +104,7 @@ class FlowEvaluation(DrawnEvaluation):
 log = logging.getLogger(__name__)
 
 HELD = ("kl_guidance", "reference_guidance")  # options of algorithms: guidance of the untrained model
+EVEN = 64  # pixels by whose multiples every pipeline draws
 DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
 
 
@@ -261,6 +264,24 @@ class FlowAssembly(Assembly):
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self.check_sizes(self.config.rewards, *sized)
+        self._check_odd_sizes()
+
+    def _check_odd_sizes(self) -> None:
+        """Refuse sizes that the pipeline's own check of its arguments does."""
+        rollout, validation = self.config.rollout, self.config.validation
+        sizes = {"rollout": (rollout.height, rollout.width)}
+        sizes["validation"] = (validation.height or rollout.height, validation.width or rollout.width)
+        for section, (height, width) in sizes.items():
+            if height is None or width is None or height % EVEN == width % EVEN == 0:
+                continue
+            try:
+                outline = self.outline
+            except UserError:  # what is wrong with the files is said where they are loaded
+                return
+            if isinstance(outline, LoadedPipeline) and (complaint := outline.size_complaint(height, width)):
+                raise UserError(
+                    f"{section}.height is {height} and width {width}, which a {outline.class_name} refuses: {complaint}"
+                )
 
     @property
     def guidances(self) -> dict[str, float | None]:
@@ -306,6 +327,11 @@ class FlowAssembly(Assembly):
     def check_split_sequences(self) -> None:
         """Refuse a model whose sequences ranks can't split."""
         check_contexts(*read_index(self.config.model), self.config.sharding.context_parallel)
+
+    def unfit(self, width: int, height: int) -> str:
+        least = vae_factor(read_index(self.config.model)[0])
+        small = f"is {width} x {height} pixels, but a latent of this model's VAE alone is {least} x {least}"
+        return small if min(width, height) < least else ""
 
     def check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]

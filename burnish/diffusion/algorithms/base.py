@@ -144,9 +144,9 @@ class Lag:
             (
                 (self.decay == name) != (value is not None),
                 f"{name} is {'null' if value is None else value} and decay is {self.decay}: decay {name} needs {name}, "
-                "and the others never read it",
+                f"as in {name}={usual}, and the others never read it, so that it has to be null",
             )
-            for name, value in (("ema", self.ema), ("linear", self.linear))
+            for name, value, usual in (("ema", self.ema, 0.99), ("linear", self.linear, "[0,0,0.001,0.5]"))
         ]
 
     def weight(self, n: int) -> float:

@@ -28,7 +28,7 @@ from burnish.models.modular import pipeline_class
 from burnish.models.placing import load_mapped, place, place_buffers, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import Agreed, quietly, reads_weights, refuse_non_finite
 
@@ -135,6 +135,19 @@ class LoadedPipeline:
             if options.compile:
                 compile_blocks(network)
         return model
+
+    def size_complaint(self, height: int, width: int) -> str:
+        """What the pipeline's own check of its arguments says against a size of samples; "" if nothing."""
+        check = getattr(self.pipeline, "check_inputs", lambda: None)
+        taken = inspect.signature(inspect.unwrap(type(self.pipeline).__call__)).parameters
+        given = {name: one.default for name, one in taken.items()} | {"prompt": "", "height": height, "width": width}
+        try:
+            check(**{name: given.get(name) for name in inspect.signature(check).parameters})
+        except ValueError as error:
+            return first_line(error) if "height" in str(error) else ""
+        except Exception:  # what prompts bring is missing here
+            return ""
+        return ""
 
     def place(self) -> None:
         """Move the networks that are trained to the device, in the precision that they rest in."""
