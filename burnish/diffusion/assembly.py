@@ -271,8 +271,9 @@ class FlowAssembly(Assembly):
         rollout, validation = self.config.rollout, self.config.validation
         sizes = {"rollout": (rollout.height, rollout.width)}
         sizes["validation"] = (validation.height or rollout.height, validation.width or rollout.width)
-        for section, (height, width) in sizes.items():
-            if height is None or width is None or height % EVEN == width % EVEN == 0:
+        for section, size in sizes.items():
+            height, width = (side or max(filter(None, size), default=EVEN) for side in size)
+            if height % EVEN == width % EVEN == 0:
                 continue
             try:
                 outline = self.outline

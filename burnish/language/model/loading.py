@@ -196,6 +196,7 @@ def load_language_model(
             model.place()
         if isinstance(options, LanguageModelOptions) and options.attention != "auto":
             choose_attention(model.network, options.attention, compute=compute)
+            model.own_attention = False
         model.try_out()
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
