@@ -124,6 +124,8 @@ class Arguments:
             value = getattr(rollout, name)
             if value is not None and name not in self.parameters:
                 raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; remove it")
+        if rollout.fps is not None and self._rate is None and self.draws != "clip":
+            raise UserError(f"rollout.fps is {rollout.fps:g}, but a {who} draws no video; remove it")
         embedded = self.guidance != "guidance_scale" and "guidance_scale" in self.parameters
         if rollout.guidance_scale != 1 and self.guidance not in self.parameters:
             way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
