@@ -27,6 +27,8 @@ MODELS = {
 }  # fmt: skip
 OPTIONS = {
     "attention of a class": ("sd3", ["model.attention=_native_math"], ["SD3Transformer2DModel"]),
+    "attention of no class": ("qwen2_5_vl", ["model.attention=flex_attention"], ["Qwen2_5_VL", "through torch's flex"]),
+    "frames of an image": ("sd3", ["rollout.fps=8"], ["rollout.fps is 8"]),
     "unknown attention": ("flux", ["model.attention=flex"], ["model.attention is flex"]),
     "attention of a package": ("flux", ["model.attention=flash"], ["model.attention=flash", "flash_attn"]),
     "a family that was": ("llama", ["model.family=qwen2_vl"], ["model.family is 'qwen2_vl'", "remove it"]),
