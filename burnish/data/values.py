@@ -153,6 +153,7 @@ def shown(value: Any) -> str:
 LIMITS = [
     *(("images_key", option) for option in ("min_pixels", "max_pixels")),
     *(("videos_key", option) for option in ("video_fps", "video_max_frames", "video_max_pixels")),
+    ("media", "media_folder"),
 ]
 
 
@@ -171,11 +172,12 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
         "audios_key": any(one.audios for one in kinds),
         "answer_key": any(one.answer is not None for one in kinds),
         "label_key": any(one.label is not None for one in kinds),
+        "media": any(one.media or one.inputs for one in kinds),
     }
     absent = [(option, getattr(options, option, None)) for option, found in there.items() if not found]
     for key, option in LIMITS:
         if not there[key] and (limit := getattr(options, option, None)) is not None:
-            log.warning("data.%s is %s, but no record of data.train_files has what it limits", option, limit)
+            log.warning("data.%s is %s, but no record of data.train_files has what it is about", option, limit)
     inputs = {*INPUTS, *(name for one in kinds for name, _ in one.inputs)}
     absent += [("input_keys", key) for key in getattr(options, "input_keys", ()) if key not in inputs]
     complaints = [

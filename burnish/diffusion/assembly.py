@@ -23,7 +23,7 @@ from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
 from burnish.diffusion.offline import FinishedImages, ImageFiles
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
-from burnish.diffusion.pipeline.loaded import LoadedPipeline
+from burnish.diffusion.pipeline.loaded import LoadedPipeline, tile
 from burnish.diffusion.pipeline.loading import (
     check_parts,
     check_teacher,
@@ -153,6 +153,8 @@ class FlowAssembly(Assembly):
         for name, network in by_name(outline.network, [outline.writer or ""]).items():
             if name != outline.writer:
                 check_attention_and_compile(network, options)
+        if options.vae_tiling and isinstance(outline, LoadedPipeline):
+            tile(outline.pipeline)
         if options.gradient_checkpointing:
             outline.recompute_activations(options.gradient_checkpointing)
 

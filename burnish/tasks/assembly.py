@@ -382,7 +382,7 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
-    chosen = config.model.compile or config.model.attention != "auto"
+    chosen = config.model.compile or config.model.attention != "auto" or getattr(config.model, "vae_tiling", False)
     frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
     if not (counted or chosen or any(named.values()) or config.model.quantization or frozen or split):
         return

@@ -117,7 +117,7 @@ class LoadedPipeline:
         pipeline.register_to_config(**{key: value for key, value in index.items() if key == LENGTH})
         away = _place_frozen(pipeline, {*trained, *given}, path, options, device)
         if options.vae_tiling:
-            _tile(pipeline)
+            tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
         experts = model._expert_parts
@@ -365,8 +365,12 @@ def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype
     return torch.bfloat16 if published == {"BF16"} else torch.float32
 
 
-def _tile(pipeline: Any) -> None:
-    """Have the VAE decode in tiles."""
+def tile(pipeline: Any) -> None:
+    """Have the VAE decode in tiles.
+
+    Raises:
+        UserError: it can't.
+    """
     try:
         pipeline.vae.enable_tiling()
     except (AttributeError, NotImplementedError):
