@@ -146,7 +146,16 @@ class FlowAssembly(Assembly):
     def outline(self) -> FlowModel:
         return load_outline(self.config.model, self.config.rollout)
 
+    @property
+    def odd_sizes(self) -> dict[str, tuple[int, int]]:
+        own, val = self.config.rollout, self.config.validation
+        sizes = {"rollout": (own.height, own.width), "validation": (val.height or own.height, val.width or own.width)}
+        odd = {section: size for section, size in sizes.items() if any(side and side % EVEN for side in size)}
+        return {section: (height or width or EVEN, width or height or EVEN) for section, (height, width) in odd.items()}
+
     def match_layers(self, outline: FlowModel) -> None:
+        if isinstance(outline, LoadedPipeline):
+            outline.refuse_sizes(self.odd_sizes)
         options, fewer = self.config.model, self.config.model.quantization
         if fewer is not None and fewer.weights is not None:
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
@@ -266,25 +275,6 @@ class FlowAssembly(Assembly):
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self.check_sizes(self.config.rewards, *sized)
-        self._check_odd_sizes()
-
-    def _check_odd_sizes(self) -> None:
-        """Refuse sizes that the pipeline's own check of its arguments does."""
-        rollout, validation = self.config.rollout, self.config.validation
-        sizes = {"rollout": (rollout.height, rollout.width)}
-        sizes["validation"] = (validation.height or rollout.height, validation.width or rollout.width)
-        for section, size in sizes.items():
-            height, width = (side or max(filter(None, size), default=EVEN) for side in size)
-            if height % EVEN == width % EVEN == 0:
-                continue
-            try:
-                outline = self.outline
-            except UserError:  # what is wrong with the files is said where they are loaded
-                return
-            if isinstance(outline, LoadedPipeline) and (complaint := outline.size_complaint(height, width)):
-                raise UserError(
-                    f"{section}.height is {height} and width {width}, which a {outline.class_name} refuses: {complaint}"
-                )
 
     @property
     def guidances(self) -> dict[str, float | None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -76,6 +77,7 @@ class Assembly:
     weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
     save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
     loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
+    odd_sizes: Mapping[str, tuple[int, int]] = MappingProxyType({})  # that a pipeline may refuse to draw, by section
     measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
     reads_ahead = False  # whether other threads read what prompts show before it is needed
     has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
@@ -382,7 +384,8 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
-    chosen = config.model.compile or config.model.attention != "auto" or getattr(config.model, "vae_tiling", False)
+    attends, tiles = config.model.attention != "auto", getattr(config.model, "vae_tiling", False)
+    chosen = config.model.compile or attends or tiles or assembly.odd_sizes
     frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
     if not (counted or chosen or any(named.values()) or config.model.quantization or frozen or split):
         return

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.modular import pipeline_class
+from burnish.options import Rules
 from burnish.types.prompt import kinds_of
 from burnish.types.samples import Clip, Kind, Sound
 from burnish.utils.errors import UserError
@@ -111,45 +112,64 @@ class Arguments:
             UserError: naming the option.
         """
         rollout, who = self.rollout, self.kind.__name__
-        of_others = [
+        others = [
             name for name, one in self.parameters.items()
             if one.default is inspect.Parameter.empty and name.endswith(EMBEDDINGS) and name not in rollout.call
         ]  # fmt: skip
-        if of_others:
-            raise UserError(
-                f"a {who} draws from {of_others[0]}, which another pipeline makes of a prompt; Burnish trains "
-                "pipelines that draw from a prompt by themselves: give such a one"
-            )
-        for name in ("height", "width", "num_frames", "max_sequence_length"):
-            value = getattr(rollout, name)
-            if value is not None and name not in self.parameters:
-                raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; remove it")
-        if rollout.fps is not None and self._rate is None and self.draws != "clip":
-            raise UserError(f"rollout.fps is {rollout.fps:g}, but a {who} draws no video; remove it")
+        sizes = [(name, getattr(rollout, name)) for name in ("height", "width", "num_frames", "max_sequence_length")]
         embedded = self.guidance != "guidance_scale" and "guidance_scale" in self.parameters
-        if rollout.guidance_scale != 1 and self.guidance not in self.parameters:
-            way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
-            raise UserError(f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}")
-        if rollout.embedded_guidance is not None and not embedded:
-            raise UserError(
+        way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
+        ours = (*OURS, self.guidance, "self")
+        takes = [name for name in self.parameters if name not in ours]
+        complaints: Rules = [
+            *(
+                (
+                    True,
+                    f"a {who} draws from {name}, which another pipeline makes of a prompt; Burnish trains pipelines "
+                    "that draw from a prompt by themselves: give such a one",
+                )
+                for name in others
+            ),
+            *(
+                (
+                    value is not None and name not in self.parameters,
+                    f"rollout.{name} is {value}, but a {who} takes no {name}; remove it",
+                )
+                for name, value in sizes
+            ),
+            (
+                rollout.fps is not None and self._rate is None and self.draws != "clip",
+                f"rollout.fps is {rollout.fps}, but a {who} draws no video; remove it",
+            ),
+            (
+                rollout.guidance_scale != 1 and self.guidance not in self.parameters,
+                f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}",
+            ),
+            (
+                rollout.embedded_guidance is not None and not embedded,
                 f"rollout.embedded_guidance is {rollout.embedded_guidance}, but the guidance of a {who} is classifier-"
-                "free: use rollout.guidance_scale"
-            )
-        if "scheduler" not in getattr(self.kind, "parts", ("scheduler",)):
-            raise UserError(
+                "free: use rollout.guidance_scale",
+            ),
+            (
+                "scheduler" not in getattr(self.kind, "parts", ("scheduler",)),
                 f"a {who} has no scheduler among its parts: its blocks take the steps themselves, and Burnish couldn't "
-                "take other ones; choose a pipeline that has one"
-            )
-        if "sag_scale" in self.parameters:
-            raise UserError(
+                "take other ones; choose a pipeline that has one",
+            ),
+            (
+                "sag_scale" in self.parameters,
                 f"a {who} reads the attention of its network while it draws (self-attention guidance), which Burnish "
-                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline"
-            )
-        for name in rollout.call:
-            ours = (*OURS, self.guidance, "self")
-            if name in ours or name not in self.parameters:
-                takes = ", ".join(key for key in self.parameters if key not in ours)
-                raise UserError(f"rollout.call has {name!r}, which can't be given to a {who}; it takes {takes}")
+                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline",
+            ),
+            *(
+                (
+                    name not in takes,
+                    f"rollout.call has {name!r}, which can't be given to a {who}; it takes {', '.join(takes)}",
+                )
+                for name in rollout.call
+            ),
+        ]
+        if wrong := next((complaint for is_wrong, complaint in complaints if is_wrong), None):
+            raise UserError(wrong)
 
     @property
     def draws(self) -> Kind:
@@ -174,19 +194,26 @@ class Arguments:
                     f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a "
                     "class: give numbers as prompts, such as 207"
                 )
+        who, kept = self.kind.__name__, self.kind.__name__.startswith(KEPT_IMAGES)
         for prompt in kinds_of(prompts):
-            if prompt.images and image is None:
-                raise UserError(f"{prompt.name} has an image, but a {self.kind.__name__} takes none; remove it")
-            if prompt.images and self.kind.__name__.startswith(KEPT_IMAGES):
-                raise UserError(
-                    f"{prompt.name} has an image, whose keys and values a {self.kind.__name__} computes once, by the "
-                    "network that is trained: they would stay as they are while it learns; remove it"
-                )
-            for name, _ in prompt.inputs:
-                if name not in self.parameters:
-                    raise UserError(f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; remove it")
-            if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
-                raise UserError(f"{prompt.name} has no image, but a {self.kind.__name__} needs one; give it as image")
+            complaints: Rules = [
+                (prompt.images and image is None, f"has an image, but a {who} takes none; remove it"),
+                (
+                    prompt.images and kept,
+                    f"has an image, whose keys and values a {who} computes once, by the network that is trained: they "
+                    "would stay as they are while it learns; remove it",
+                ),
+                *(
+                    (name not in self.parameters, f"has a {name}, which a {who} doesn't take; remove it")
+                    for name, _ in prompt.inputs
+                ),
+                (
+                    not prompt.images and image is not None and image.default is inspect.Parameter.empty,
+                    f"has no image, but a {who} needs one; give it as image",
+                ),
+            ]
+            if wrong := next((complaint for is_wrong, complaint in complaints if is_wrong), None):
+                raise UserError(f"{prompt.name} {wrong}")
 
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""

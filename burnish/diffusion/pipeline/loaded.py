@@ -136,18 +136,25 @@ class LoadedPipeline:
                 compile_blocks(network)
         return model
 
-    def size_complaint(self, height: int, width: int) -> str:
-        """What the pipeline's own check of its arguments says against a size of samples; "" if nothing."""
+    def refuse_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Refuse heights and widths, by the section that has them, that the pipeline's own check of its arguments does.
+
+        Raises:
+            UserError: with the first such size.
+        """
         check = getattr(self.pipeline, "check_inputs", lambda: None)
         taken = inspect.signature(inspect.unwrap(type(self.pipeline).__call__)).parameters
-        given = {name: one.default for name, one in taken.items()} | {"prompt": "", "height": height, "width": width}
-        try:
-            check(**{name: given.get(name) for name in inspect.signature(check).parameters})
-        except ValueError as error:
-            return first_line(error) if "height" in str(error) else ""
-        except Exception:  # what prompts bring is missing here
-            return ""
-        return ""
+        usual = {name: one.default for name, one in taken.items()} | {"prompt": ""}
+        for section, (height, width) in sizes.items():
+            given = usual | {"height": height, "width": width}
+            try:
+                check(**{name: given.get(name) for name in inspect.signature(check).parameters})
+            except Exception as error:  # or what prompts bring is missing here
+                if isinstance(error, ValueError) and "height" in str(error):
+                    raise UserError(
+                        f"{section}.height is {height} and width {width}, which a {self.class_name} refuses: "
+                        f"{first_line(error)}"
+                    ) from error
 
     def place(self) -> None:
         """Move the networks that are trained to the device, in the precision that they rest in."""
