@@ -59,11 +59,8 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
             continue
         mark, _, where = unread
         beside = not inner and where is section and isinstance(mark.option, str) and hasattr(section, mark.option)
-        if beside:
-            refused = value != default
-        else:
-            refused = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
-        if refused:
+        told = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
+        if value != default if beside else told:
             yield _message(option, value, unread, run)
 
 

@@ -180,13 +180,12 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
             log.warning("data.%s is %s, but no record of data.train_files has what it is about", option, limit)
     inputs = {*INPUTS, *(name for one in kinds for name, _ in one.inputs)}
     absent += [("input_keys", key) for key in getattr(options, "input_keys", ()) if key not in inputs]
-    complaints = [
+    if complaints := [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
         "remove it"
         for option, key in absent
         if key is not None
-    ]
-    if complaints:
+    ]:
         raise ConfigError(complaints)
 
 
