@@ -147,7 +147,7 @@ class FlowAssembly(Assembly):
         return load_outline(self.config.model, self.config.rollout)
 
     @property
-    def odd_sizes(self) -> dict[str, tuple[int, int]]:
+    def odd_sizes(self) -> Mapping[str, tuple[int, int]]:
         own, val = self.config.rollout, self.config.validation
         sizes = {"rollout": (own.height, own.width), "validation": (val.height or own.height, val.width or own.width)}
         odd = {section: size for section, size in sizes.items() if any(side and side % EVEN for side in size)}

@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -77,7 +76,6 @@ class Assembly:
     weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
     save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
     loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
-    odd_sizes: Mapping[str, tuple[int, int]] = MappingProxyType({})  # that a pipeline may refuse to draw, by section
     measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
     reads_ahead = False  # whether other threads read what prompts show before it is needed
     has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
@@ -174,6 +172,11 @@ class Assembly:
         elif self.ranks.size > 1:
             roles.copied_on(self.ranks)
         return roles
+
+    @property
+    def odd_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Heights and widths of samples that a model may refuse to draw, by the section that has them."""
+        return {}
 
     @property
     def sharded(self) -> bool:
