@@ -52,8 +52,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
-        overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section. ``gpus=8 nodes=2`` lays
-            the options of the hardware that the recipe states over it.
+        overrides: ``a.b.c=value``; the value is YAML, null removes a reward or a section, and {} replaces what the
+            recipe has in one. ``gpus=8 nodes=2`` lays the options of the hardware that the recipe states over it.
 
     Raises:
         ConfigError: with all problems, one per line.
