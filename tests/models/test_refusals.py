@@ -26,9 +26,6 @@ MODELS = {
     ("falcon_h1", "{targets: [q_proj, out_proj]}"): ["'out_proj'"],
 }  # fmt: skip
 OPTIONS = {
-    "attention of a class": ("sd3", ["model.attention=_native_math"], ["SD3Transformer2DModel"]),
-    "attention of no class": ("qwen2_5_vl", ["model.attention=flex_attention"], ["Qwen2_5_VL", "through torch's flex"]),
-    "frames of an image": ("sd3", ["rollout.fps=8"], ["rollout.fps is 8"]),
     "unknown attention": ("flux", ["model.attention=flex"], ["model.attention is flex"]),
     "attention of a package": ("flux", ["model.attention=flash"], ["model.attention=flash", "flash_attn"]),
     "a family that was": ("llama", ["model.family=qwen2_vl"], ["model.family is 'qwen2_vl'", "remove it"]),
@@ -37,7 +34,6 @@ OPTIONS = {
     "layers that are kept": ("jetmoe", ["model.gradient_checkpointing=true"], ["is True", "no layers of JetMoe"]),
     "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length", "513", "512"]),
     "a shift of none": ("sdxl", ["rollout.shift=3"], ["rollout.shift is 3", "EulerDiscreteScheduler"]),
-    "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),
     "tokens": ("ernie-image-rewritten", ["model.networks=[pe]", "algorithm=diffusion_nft"], ["nft learns none"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
