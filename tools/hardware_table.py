@@ -9,8 +9,8 @@ A forecast takes up to half a minute of a CPU, what auto takes some of them. too
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -119,8 +119,11 @@ def updated(page: str) -> str:
 
 
 if __name__ == "__main__":
-    fills = sys.argv[1:2] == ["fills"]
-    given = sys.argv[1 + fills :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="all, or some; behind fills what auto takes, too")
+    given = parser.parse_args().recipes
+    fills = given[:1] == ["fills"]
+    given = given[fills:]
     for recipe in [name for name in recipe_names() if hardware_of(name)] if given == ["all"] else given:
         assert hardware_of(recipe), f"{recipe} states no hardware"
         for hardware in hardware_of(recipe):

@@ -54,15 +54,13 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
         for place, one in inner.items():
             yield from _problems(run, one, f"{place}.", given, marks)
         unread = next((one for one in marks if not _holds(one, run)), None)
-        if unread is None or value is None:
+        default = field.get_default(call_default_factory=True)
+        if unread is None or value is None is default:
             continue
         mark, _, where = unread
         beside = not inner and where is section and isinstance(mark.option, str) and hasattr(section, mark.option)
-        if beside:
-            refused = value != field.get_default(call_default_factory=True)
-        else:
-            refused = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
-        if refused:
+        told = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
+        if value != default if beside else told:
             yield _message(option, value, unread, run)
 
 

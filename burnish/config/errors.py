@@ -123,7 +123,8 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     name = details["name"]
     key = option if option == "algorithm" or not isinstance(value, dict) else f"{option}.name"
     if name is None:
-        return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
+        without = f", or {option}=null" if type(None) in members_of(context.options.get(option, ((), None))[0]) else ""
+        return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}{without}"
     if (other := another_task(details["kind"], name)) is None:
         return wrong_choice(key, name, choices)
     return (

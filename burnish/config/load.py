@@ -27,6 +27,7 @@ from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import at, merge, nest, parse, read_overrides, show
 from burnish.registry import fields, known, lookup, named, names, validated, without
 from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.json_text import flattened
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
 
@@ -51,8 +52,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         recipe: name of a recipe that ships with Burnish, or path of a .yaml file.
-        overrides: ``a.b.c=value``; the value is YAML, and null removes a reward or a section. ``gpus=8 nodes=2`` lays
-            the options of the hardware that the recipe states over it.
+        overrides: ``a.b.c=value``; the value is YAML, null removes a reward or a section, and {} replaces what the
+            recipe has in one. ``gpus=8 nodes=2`` lays the options of the hardware that the recipe states over it.
 
     Raises:
         ConfigError: with all problems, one per line.
@@ -194,7 +195,7 @@ def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> di
     """The command line and the recipes below it as one tree.
 
     ``steps`` replace data.epochs of the layers below, a part of the algorithm the options of the part that was chosen
-    there, and new rewards those that are not named again.
+    there, {} what a section or a map has there, and new rewards those that are not named again.
 
     Args:
         layers: for the algorithm.
@@ -218,7 +219,8 @@ def _merged(layers: Layers, given: dict[str, Any], parts: dict[str, type]) -> di
             tree = _without_replaced(tree, file, layer)
         else:
             _refuse_removals(given, tree.get("rewards") or {})
-        tree = merge(tree, layer)
+        empty = [option for option, value in flattened(layer) if value == {} and not option.startswith("rewards.")]
+        tree = merge(merge(tree, nest(dict.fromkeys(empty))), layer)
     return tree
 
 

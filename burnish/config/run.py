@@ -411,11 +411,17 @@ class RunConfig(ABC):
         compared = [key for key, weight in weights.items() if weight] if weights else counting
         columns = tuple(weights) or (component_names(self.rewards) if needs.reads else ())
         watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
+        trimmed = getattr(self.algorithm, "advantage_trimmed_ratio", 0)
         sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
         elsewhere = address_complaint(self.resume) if is_address(self.resume) else ""
         return [
             (elsewhere, f"resume is {self.resume}, {elsewhere}"),
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
+            (
+                0 < trimmed * n < 1,
+                f"algorithm.advantage_trimmed_ratio is {trimmed:g}, which leaves out none of {n} samples (rollout.n); "
+                "raise one of them, or remove it",
+            ),
             (
                 weights and needs.data != "prompts",
                 f"data.scores is given, but {name} learns from {needs.data} here, and would not read scores; leave it "

@@ -140,7 +140,7 @@ def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDat
         longer = sorted(((lengths[place], prompts[place].name) for place in over), reverse=True)
         raise data_error(
             [f"{length} tokens: {name}" for length, name in longer],
-            f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
-            "remove them with data.overlong=filter",
+            f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it"
+            + (", or remove them with data.overlong=filter" if kept else ""),
         )
     return prompts.take(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Container, Hashable, Mapping, Sequence
@@ -14,6 +15,8 @@ from burnish.options.data import INPUTS, RecordOptions
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path, read_text
+
+log = logging.getLogger(__name__)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # json.dumps makes such an object for each value, which takes longer than writing a short record
@@ -147,8 +150,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+LIMITS = [
+    *(("images_key", option) for option in ("min_pixels", "max_pixels")),
+    *(("videos_key", option) for option in ("video_fps", "video_max_frames", "video_max_pixels")),
+    ("media", "media_folder"),
+]
+
+
 def check_keys(prompts: Prompts, options: RecordOptions) -> None:
-    """Refuse a key that an option names and not one training prompt has.
+    """Refuse a key that an option names and not one training prompt has, and tell of limits of what none has.
 
     Each record is asked for its prompt by itself; data.extra_keys leave nothing out where they are missing.
 
@@ -162,17 +172,20 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
         "audios_key": any(one.audios for one in kinds),
         "answer_key": any(one.answer is not None for one in kinds),
         "label_key": any(one.label is not None for one in kinds),
+        "media": any(one.media or one.inputs for one in kinds),
     }
     absent = [(option, getattr(options, option, None)) for option, found in there.items() if not found]
+    for key, option in LIMITS:
+        if not there[key] and (limit := getattr(options, option, None)) is not None:
+            log.warning("data.%s is %s, but no record of data.train_files has what it is about", option, limit)
     inputs = {*INPUTS, *(name for one in kinds for name, _ in one.inputs)}
     absent += [("input_keys", key) for key in getattr(options, "input_keys", ()) if key not in inputs]
-    complaints = [
+    if complaints := [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
         "remove it"
         for option, key in absent
         if key is not None
-    ]
-    if complaints:
+    ]:
         raise ConfigError(complaints)
 
 

@@ -23,6 +23,7 @@ from burnish.diffusion.engine import CHANGED, FlowEngine, FlowJob
 from burnish.diffusion.offline import FinishedImages, ImageFiles
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
+from burnish.diffusion.pipeline.loaded import LoadedPipeline, tile
 from burnish.diffusion.pipeline.loading import (
     check_parts,
     check_teacher,
@@ -34,6 +35,7 @@ from burnish.diffusion.pipeline.loading import (
     parts_of,
     read_index,
     standard_side,
+    vae_factor,
 )
 from burnish.diffusion.pipeline.networks import by_name, check_attention_and_compile, writers
 from burnish.diffusion.roles import FlowRoles
@@ -102,6 +104,7 @@ class FlowEvaluation(DrawnEvaluation):
 log = logging.getLogger(__name__)
 
 HELD = ("kl_guidance", "reference_guidance")  # options of algorithms: guidance of the untrained model
+EVEN = 64  # pixels by whose multiples every pipeline draws
 DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
 
 
@@ -143,13 +146,24 @@ class FlowAssembly(Assembly):
     def outline(self) -> FlowModel:
         return load_outline(self.config.model, self.config.rollout)
 
+    @property
+    def odd_sizes(self) -> Mapping[str, tuple[int, int]]:
+        own, val = self.config.rollout, self.config.validation
+        sizes = {"rollout": (own.height, own.width), "validation": (val.height or own.height, val.width or own.width)}
+        odd = {section: size for section, size in sizes.items() if any(side and side % EVEN for side in size)}
+        return {section: (height or width or EVEN, width or height or EVEN) for section, (height, width) in odd.items()}
+
     def match_layers(self, outline: FlowModel) -> None:
+        if isinstance(outline, LoadedPipeline):
+            outline.refuse_sizes(self.odd_sizes)
         options, fewer = self.config.model, self.config.model.quantization
         if fewer is not None and fewer.weights is not None:
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
         for name, network in by_name(outline.network, [outline.writer or ""]).items():
             if name != outline.writer:
                 check_attention_and_compile(network, options)
+        if options.vae_tiling and isinstance(outline, LoadedPipeline):
+            tile(outline.pipeline)
         if options.gradient_checkpointing:
             outline.recompute_activations(options.gradient_checkpointing)
 
@@ -306,6 +320,11 @@ class FlowAssembly(Assembly):
     def check_split_sequences(self) -> None:
         """Refuse a model whose sequences ranks can't split."""
         check_contexts(*read_index(self.config.model), self.config.sharding.context_parallel)
+
+    def unfit(self, width: int, height: int) -> str:
+        least = vae_factor(read_index(self.config.model)[0])
+        small = f"is {width} x {height} pixels, but a latent of this model's VAE alone is {least} x {least}"
+        return small if min(width, height) < least else ""
 
     def check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]

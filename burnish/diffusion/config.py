@@ -240,14 +240,14 @@ class FlowConfig(RunConfig):
         sign = sign_of_few_steps(path, index, self.model.path) or sign_of_name(lora or "")
         if not sign or self.algorithm.needs().few_steps:
             return
-        odd = []
-        if rollout.num_inference_steps > FEW:
-            odd.append(f"rollout.num_inference_steps is {rollout.num_inference_steps}, and such models take 1 to {FEW}")
-        if rollout.guidance_scale > 1:
-            odd.append(f"rollout.guidance_scale is {rollout.guidance_scale:g}, and guidance is in their weights")
+        steps, scale = rollout.num_inference_steps, rollout.guidance_scale
+        odd = {
+            f"rollout.num_inference_steps is {steps}, and such models take 1 to {FEW}": steps > FEW,
+            f"rollout.guidance_scale is {scale:g}, and guidance is in their weights": scale > 1,
+        }
         yield (
             f"model.path is {self.model.path}, which seems to be distilled to few steps: {sign}. What teaches "
             "velocities at all noise levels takes that away again: images blur, or fall apart after some updates. "
             "Train the model that it was distilled from, or stop early, by the images of the validations"
-            + "".join(f"; {one}" for one in odd)
+            + "".join(f"; {what}" for what, is_so in odd.items() if is_so)
         )

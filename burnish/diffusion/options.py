@@ -197,7 +197,7 @@ class RolloutOptions:
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
     """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
     (Flow-Factory, DanceGRPO)."""
-    shift: Positive | None = None
+    shift: Annotated[float, Field(ge=0.1, le=1000)] | None = None  # float32 has no such levels beyond
     """Timestep shift of the schedule; null uses the model's scheduler configuration."""
     max_sequence_length: Whole | None = None
     """Prompt tokens of the T5 encoder; null uses what the model's model_index.json states (_max_sequence_length), else

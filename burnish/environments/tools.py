@@ -95,11 +95,15 @@ class Tools(Environment):
                 f"servers.{name} is an address with a secret, which would be saved; give a command that connects to it",
             )
             for name, where in self.servers.items()
+        ] + [
+            (not self.functions and not self.servers, "functions and servers are empty; name a function or a server"),
+            *(
+                (name not in self.functions, f"arguments has {name}, but functions has {', '.join(self.functions)}")
+                for name in self.arguments
+            ),
         ]
 
     def check(self) -> None:
-        if not self.functions and not self.servers:
-            raise UserError("environment.functions and environment.servers are empty; name a function or a server")
         try:
             calls_in("", self.calls, {})
         except Exception as error:  # the function may be the user's
@@ -108,10 +112,6 @@ class Tools(Environment):
             ) from error
         for name, path in self.functions.items():
             self._check_arguments(name, load_object(path, "tool"))
-        if strange := [name for name in self.arguments if name not in self.functions]:
-            raise UserError(
-                f"environment.arguments has {strange[0]}, but environment.functions has {', '.join(self.functions)}"
-            )
         if twice := [name for name in self._served if name in self.functions]:
             raise UserError(f"environment.functions has {twice[0]}, as a server of environment.servers; rename yours")
 

@@ -40,6 +40,7 @@ from burnish.language.model.loading import (
     match_layers,
     positions_of,
     read_config,
+    refuse_shown,
 )
 from burnish.language.model.processors import image_tokens, load_processor
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
@@ -307,7 +308,8 @@ class LanguageAssembly(Assembly):
         most, vllm = config.rollout.max_new_tokens, config.rollout.vllm
         if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < positions.most:
             positions = Positions(vllm.max_model_len, "rollout.vllm.max_model_len")
-        limit = f"set data.max_prompt_length={max(positions.most - most, 1)} and data.overlong=filter"
+        left = positions.most - most
+        limit = f"set data.max_prompt_length={left} and data.overlong=filter" if left > 0 else ""
         judged = self.needs.heads or not config.validates
         # a teacher may read another response between a question and the response
         read = most + HINDSIGHT if any(teacher.reads_more for teacher in self.needs.teachers) else 0
@@ -388,8 +390,9 @@ class LanguageAssembly(Assembly):
     def probe(self) -> None:
         if not self.config.scored:
             return
-        if self.config.environment is not None:
-            try_out(self.config.environment, self.train_prompts[0], DUMMY)
+        environment = self.config.environment
+        if environment is not None and try_out(environment, self.train_prompts[0], DUMMY):
+            refuse_shown(self.config.model, "environment shows images or videos")
         super().probe()
 
     def dummy_sample(self) -> Response:

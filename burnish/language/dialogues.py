@@ -241,15 +241,15 @@ def _observed(observation: Any, method: str) -> Observation:
     return observation
 
 
-def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
-    """Begin a dialogue and answer it once with a placeholder.
+def try_out(environment: Environment, prompt: Prompt, response: str) -> bool:
+    """Begin a dialogue and answer it once with a placeholder: whether it shows images or videos.
 
     Raises:
         UserError: the environment fails.
     """
     try:
-        episode, _ = _start(environment, prompt, 0)
-        _step(episode, response)
+        episode, begun = _start(environment, prompt, 0)
+        return any(said.images or said.videos for said in (begun, _step(episode, response)))
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "

@@ -134,7 +134,7 @@ def check_positions(
         model: that reads them, or its outline.
         tools: JSON schemas of functions that the prompts tell of.
         room: tokens of a response at most.
-        instead: what else can be done, for messages.
+        instead: what else can be done, for messages; may be empty.
 
     Raises:
         UserError: there are such questions; the message names the first ones.
@@ -155,12 +155,13 @@ def check_positions(
             found.append((count, prompt))
     if found:
         most = max(count for count, _ in found)
-        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
+        lower = f"lower rollout.max_new_tokens to {longest - most}" if most < longest else ""
         response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
         raise data_error(
             [f"{count} tokens: {prompt.name}" for count, prompt in found],
             f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
-            f"({positions.name}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
+            f"({positions.name}), and the longest question {most} tokens; "
+            + ", or ".join(filter(None, (lower, "shorten them", instead))),
         )
 
 

@@ -220,8 +220,8 @@ def short_records(
     if len(kept) < len(records) and (config.data.overlong == "error" or not kept):
         raise data_error(
             [problem for problem in problems if problem],
-            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
-            "remove them with data.overlong=filter",
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, or shorten them"
+            + (", or remove them with data.overlong=filter" if kept else ""),
         )
     return kept
 

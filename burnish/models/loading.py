@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,20 @@ def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[
     return device, compute if options.lora is not None or frozen else torch.float32, compute
 
 
+@contextmanager
+def trainable(name: str) -> Iterator[None]:
+    """What a library says against an implementation of attention is said of model.attention.
+
+    Raises:
+        UserError: it says something.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, ImportError, AssertionError, AttributeError, TypeError) as error:
+        why = first_line(error).partition(". ")[0]
+        raise UserError(f"model.attention is {name}, which can't train here: {why}; remove it") from error
+
+
 def compare_attention(
     name: str, reference: str, run: Callable[[str], Sequence[Tensor]], tolerated: float, compute: torch.dtype
 ) -> None:
@@ -91,10 +106,8 @@ def compare_attention(
         UserError: it is not installed, this model or device does not support it, it has no gradients, or it computes
             something else.
     """
-    try:
+    with trainable(name):
         expected, found = run(reference), run(name)
-    except (RuntimeError, ValueError, ImportError, AssertionError, AttributeError, TypeError) as error:
-        raise UserError(f"model.attention is {name}, which can't train here: {first_line(error)}; remove it") from error
     apart = max(
         float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -400,26 +399,56 @@ class AlarmOptions:
             ),
         ]
 
-    def _obstacles(self, action: AlarmAction, run: RunConfig) -> Iterator[str]:
+    def _obstacles(self, action: AlarmAction, run: RunConfig) -> list[str]:
         """Why an action can't act in this run."""
         algorithm, needs = run.algorithm, run.algorithm.needs()
         kept, counting = run.checkpoint.keep_last, [one for one in run.rewards.values() if one.counts]
-        if action == "raise_kl" and not algorithm.kl_option:
-            yield f"{algorithm.name} has no KL to the reference here: set its weight, algorithm.kl_coef or algorithm.kl"
-        if action == "raise_kl" and algorithm.kl_option == "kl.coef" and vars(algorithm)["kl"].controller == "adaptive":
-            yield "algorithm.kl.controller is adaptive, which chooses the weight itself: lower algorithm.kl.target"
-        if action == "pause_reward" and len(counting) < 2 + needs.each_reward:
-            yield f"{len(counting)} rewards count, of which enough to learn from have to be left: give another a weight"
-        if action == "pause_reward" and getattr(needs, "reward_gradients", False):
-            yield f"{algorithm.name} follows gradients of all rewards that count: choose another action"
-        if action == "pause_reward" and run.mixing.rule != "sum":
-            yield "mixing is not a sum of rewards, of which one could be left out: choose another action"
-        if action == "rewind" and kept < REWINDABLE:
-            yield f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= {REWINDABLE}"
-        if action == "rewind" and run.checkpoint.copy_to is not None:
-            yield "checkpoint.copy_to keeps copies of what is taken back: leave one of them out"
-        if action == "exact_sampling" and vars(run.rollout).get("cache_interval", 1) == 1:
-            yield "no step is forecast here: set rollout.cache_interval, or choose another action"
+        obstacles: dict[AlarmAction, Rules] = {
+            "raise_kl": [
+                (
+                    not algorithm.kl_option,
+                    f"{algorithm.name} has no KL to the reference here: set its weight, algorithm.kl_coef or "
+                    "algorithm.kl",
+                ),
+                (
+                    algorithm.kl_option == "kl.coef" and vars(algorithm)["kl"].controller == "adaptive",
+                    "algorithm.kl.controller is adaptive, which chooses the weight itself: lower algorithm.kl.target",
+                ),
+            ],
+            "pause_reward": [
+                (
+                    len(counting) < 2 + needs.each_reward,
+                    f"{len(counting)} rewards count, of which enough to learn from have to be left: give another a "
+                    "weight",
+                ),
+                (
+                    getattr(needs, "reward_gradients", False),
+                    f"{algorithm.name} follows gradients of all rewards that count: choose another action",
+                ),
+                (
+                    run.mixing.rule != "sum",
+                    "mixing is not a sum of rewards, of which one could be left out: choose another action",
+                ),
+            ],
+            "rewind": [
+                (
+                    kept < REWINDABLE,
+                    f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= "
+                    f"{REWINDABLE}",
+                ),
+                (
+                    run.checkpoint.copy_to is not None,
+                    "checkpoint.copy_to keeps copies of what is taken back: leave one of them out",
+                ),
+            ],
+            "exact_sampling": [
+                (
+                    vars(run.rollout).get("cache_interval", 1) == 1,
+                    "no step is forecast here: set rollout.cache_interval, or choose another action",
+                )
+            ],
+        }
+        return [why for is_wrong, why in obstacles.get(action, []) if is_wrong]
 
 
 Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
 DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the likeliest token; raise it")
+# validations sample in every run
+ASKED = ReadIf(lambda section, run: section is not run.rollout or run.online, why=SAMPLED.why)
 
 
 @options
@@ -86,11 +88,11 @@ class SamplingOptions:
 
     temperature: TemperatureOrGreedy = 1.0
     """Divides the logits, in sampling and in the log-probs of training; 0 is greedy decoding."""
-    top_k: Annotated[Whole, DRAWN] = 0
+    top_k: Annotated[Whole, DRAWN, ASKED] = 0
     """Sample from the N most likely tokens; 0 samples from all."""
-    top_p: Annotated[float, Field(gt=0, le=1), DRAWN] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), DRAWN, ASKED] = 1.0
     """Nucleus sampling: sample from the most likely tokens that together have this probability; 1 samples from all."""
-    min_p: Annotated[BelowOne, DRAWN] = 0.0
+    min_p: Annotated[BelowOne, DRAWN, ASKED] = 0.0
     """Drop tokens below this fraction of the most likely token's probability; 0 drops none."""
 
 

@@ -80,6 +80,8 @@ class MixingOptions:
         option, gate = f"rewards.{label}", reward.gate
         modifiers = {name: vars(reward).get(name) for name in ("schedule", "cap", "gate", "stream")}
         stream = modifiers["stream"]
+        weighs = {"kl_coef": "set algorithm.kl_coef=0.01", "kl": "set algorithm.kl.coef=0.001"}
+        known = [weighs[name] for name in weighs if name in vars(run.algorithm) and run.algorithm.gates_kl]
         return [
             (
                 gate is not None and gate.by not in others,
@@ -106,7 +108,7 @@ class MixingOptions:
             (
                 reward.hold is not None and not (run.algorithm.gates_kl and run.algorithm.kl_option),
                 f"{option}.hold is given, but {run.algorithm.name} has no KL to the reference that could count more "
-                "for single samples; set its weight above 0, choose another algorithm, or leave hold out",
+                f"for single samples; {[*known, 'choose another algorithm'][0]}, or remove it",
             ),
             (
                 reward.schedule is not None and not run.online,

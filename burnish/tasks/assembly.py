@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
@@ -172,6 +172,11 @@ class Assembly:
         elif self.ranks.size > 1:
             roles.copied_on(self.ranks)
         return roles
+
+    @property
+    def odd_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Heights and widths of samples that a model may refuse to draw, by the section that has them."""
+        return {}
 
     @property
     def sharded(self) -> bool:
@@ -382,7 +387,8 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
-    chosen = config.model.compile or config.model.attention != "auto"
+    attends, tiles = config.model.attention != "auto", getattr(config.model, "vae_tiling", False)
+    chosen = config.model.compile or attends or tiles or assembly.odd_sizes
     frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
     if not (counted or chosen or any(named.values()) or config.model.quantization or frozen or split):
         return

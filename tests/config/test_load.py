@@ -63,6 +63,7 @@ def test_own_rewards_replace_those_of_the_extended_recipe(tmp_path, caplog, rewa
     assert {label: reward.weight for label, reward in burnish.load(str(own)).rewards.items()} == kept
     assert ("replace" in caplog.text) == ("numeric" not in kept)
     assert set(burnish.load("qwen25_vl/grpo", "rewards.exact.weight=0.2").rewards) == {"exact", "format", "numeric"}
+    assert burnish.load("sd35/gardo", "algorithm.lagged={}").algorithm.lagged == {}  # where the recipe has some
 
 
 def write(folder, name, text):

@@ -47,6 +47,8 @@ def test_an_attention_backend_is_compared_and_taken(files, monkeypatch, caplog):
     math, _ = numbers(files, "flux", "model.attention=_native_math")
     assert "model.attention=_native_math agrees with native to" in caplog.text
     same(math, plain, rel=1e-3, abs=1e-4)
+    numbers(files, "llama", "model.attention=sdpa")
+    assert "LlamaForCausalLM: padded rows" in caplog.text
     real = attention_dispatch.dispatch_attention_fn
     asked = set()
 

@@ -103,7 +103,7 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     ("DDIMScheduler", CLIPS, ["model.path is", "clip_sample"]),
     ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["model.path is", "thresholding"]),
     ("HeunDiscreteScheduler", CLIPS, ["model.path is", "clip_sample"]),
-    ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
+    ("DDIMScheduler", SPACED, ["model.path is", "250", "999, 666, 333, 0", "timestep_spacing"]),
     ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
      ["157", "use_exponential_sigmas", "the pipeline's class"]),
 ])  # fmt: skip

@@ -143,10 +143,10 @@ class Lag:
         return [
             (
                 (self.decay == name) != (value is not None),
-                f"{name} is {'null' if value is None else value} and decay is {self.decay}: decay {name} needs {name}, "
-                "and the others never read it",
+                f"{name} is {'null' if value is None else value} and decay is {self.decay}: "
+                + (f"give {name}, as in {usual}" if value is None else f"only decay={name} reads it; remove it"),
             )
-            for name, value in (("ema", self.ema), ("linear", self.linear))
+            for name, value, usual in (("ema", self.ema, "0.99"), ("linear", self.linear, "[0,0,0.001,0.5]"))
         ]
 
     def weight(self, n: int) -> float:

@@ -223,12 +223,14 @@ class BranchGRPO(FlowGRPO):
             ),
             (
                 self.best_of is not None,
-                "best_of cuts paths that others share; prune with leaf_pruning=extreme and keep_leaves",
+                "best_of cuts paths that others share; remove it, and prune with algorithm.leaf_pruning=extreme and "
+                "algorithm.keep_leaves",
             ),
             (
                 (self.leaf_pruning == "extreme") != (leaves is not None),
                 f"leaf_pruning is {self.leaf_pruning} and keep_leaves is {leaves or 'null'}: extreme needs a number of "
-                "leaves, and the others never read it",
+                "leaves, and the others never read it; "
+                + ("remove keep_leaves" if leaves else "set algorithm.keep_leaves=4"),
             ),
             (
                 self.skip_depths >= len(self.splits),

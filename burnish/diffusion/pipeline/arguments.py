@@ -138,6 +138,10 @@ class Arguments:
                 for name, value in sizes.items()
             ),
             (
+                rollout.fps is not None and self._rate is None and self.draws != "clip",
+                f"rollout.fps is {rollout.fps}, but a {who} draws no video; remove it",
+            ),
+            (
                 rollout.guidance_scale != 1 and self.guidance not in taken,
                 f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}",
             ),

@@ -32,7 +32,7 @@ from burnish.models.modular import pipeline_class
 from burnish.models.placing import load_mapped, place, place_buffers, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import Agreed, file_precision, quietly, reads_weights, refuse_non_finite
 
@@ -117,7 +117,7 @@ class LoadedPipeline:
         pipeline.register_to_config(**{key: value for key, value in index.items() if key == LENGTH})
         away = _place_frozen(pipeline, {*trained, *given}, path, options, device)
         if options.vae_tiling:
-            _tile(pipeline)
+            tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
         experts = model._expert_parts
@@ -135,6 +135,26 @@ class LoadedPipeline:
             if options.compile:
                 compile_blocks(network)
         return model
+
+    def refuse_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Refuse heights and widths, by the section that has them, that the pipeline's own check of its arguments does.
+
+        Raises:
+            UserError: with the first such size.
+        """
+        check = getattr(self.pipeline, "check_inputs", lambda: None)
+        taken = inspect.signature(inspect.unwrap(type(self.pipeline).__call__)).parameters
+        usual = {name: one.default for name, one in taken.items()} | {"prompt": ""}
+        for section, (height, width) in sizes.items():
+            given = usual | {"height": height, "width": width}
+            try:
+                check(**{name: given.get(name) for name in inspect.signature(check).parameters})
+            except Exception as error:  # or what prompts bring is missing here
+                if isinstance(error, ValueError) and "height" in str(error):
+                    raise UserError(
+                        f"{section}.height is {height} and width {width}, which a {self.class_name} refuses: "
+                        f"{first_line(error)}"
+                    ) from error
 
     def place(self) -> None:
         """Move the networks that are trained to the device, in the precision that they rest in."""
@@ -350,8 +370,12 @@ def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype
     return torch.bfloat16 if halved else torch.float32
 
 
-def _tile(pipeline: Any) -> None:
-    """Have the VAE decode in tiles."""
+def tile(pipeline: Any) -> None:
+    """Have the VAE decode in tiles.
+
+    Raises:
+        UserError: it can't.
+    """
     try:
         pipeline.vae.enable_tiling()
     except (AttributeError, NotImplementedError):

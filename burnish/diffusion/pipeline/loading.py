@@ -131,10 +131,12 @@ def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOption
 
 def standard_side(path: Path) -> int:
     """The side in pixels of a pipeline's default image, by its configurations."""
-    transformer, vae = (config_of(path, part) for part in ("transformer", "vae"))
-    side = transformer.get("sample_size") or STANDARD_SIDE
-    factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
-    return int(side) * factor
+    return int(config_of(path, "transformer").get("sample_size") or STANDARD_SIDE) * vae_factor(path)
+
+
+def vae_factor(path: Path) -> int:
+    """Pixels of a side that a pipeline's VAE makes one latent of, by its configuration; 1 where that is unknown."""
+    return int(2 ** (len(config_of(path, "vae").get("block_out_channels", [0])) - 1))
 
 
 def config_of(pipeline: Path, part: str) -> dict[str, Any]:

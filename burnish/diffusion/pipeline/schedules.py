@@ -103,12 +103,16 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
 
     Raises:
         UserError: naming the option.
-        Unsupported: see ``refuse_clips``.
+        Unsupported: it clips samples, see ``refuse_clips``, or its steps are uneven.
     """
     if kind is None:
         return
     parameters, config = inspect.signature(kind).parameters, config_of(path, "scheduler")
     refuse_clips(kind.__name__, {name: one.default for name, one in parameters.items()} | config)
+    if EULER.get(kind.__name__, kind.__name__) in DDIM:
+        scheduler = once_a_step(kind.from_config(config))
+        scheduler.set_timesteps(min(rollout.num_inference_steps, scheduler.config.num_train_timesteps))
+        _refuse_gaps(scheduler, scheduler.timesteps)
     flows = config.get("use_flow_sigmas") or "use_flow_sigmas" not in parameters
     for name, usual in (("schedule", "diffusers"), ("shift", None)):
         if (value := getattr(rollout, name)) != usual and not (flows and _shift(kind)):

@@ -149,7 +149,7 @@ def plannable(model: LanguageModel, known: Capabilities) -> bool:
     """Whether packed rows are worth a try; a window has to be shorter than the longest prompt."""
     config = model.text(model.network).config
     kinds = set(getattr(config, "layer_types", None) or [])
-    has_plan = config._attn_implementation == "sdpa" and kinds <= PLANNED
+    has_plan = model.own_attention and config._attn_implementation == "sdpa" and kinds <= PLANNED
     return not known.own_logits and has_plan and window_of(model.config) <= LONGEST
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import block_count, compare_attention, placement_of, read_folder
+from burnish.models.loading import block_count, compare_attention, placement_of, read_folder, trainable
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
@@ -150,13 +150,20 @@ def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> No
     Raises:
         UserError: with the first such prompt.
     """
-    path, _ = read_config(options)
-    if any((path / name).is_file() for name in PROCESSORS):
-        return
     if (prompt := next((one for one in prompts if one.media), None)) is not None:
+        refuse_shown(options, f"prompt {prompt.text!r:.60} ({prompt.where}) has images, videos or sounds")
+
+
+def refuse_shown(options: CommonModelOptions, what: str) -> None:
+    """Refuse what is shown or played to a model that reads text alone.
+
+    Raises:
+        UserError: it does.
+    """
+    path, _ = read_config(options)
+    if not any((path / name).is_file() for name in PROCESSORS):
         raise UserError(
-            f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
-            "images, videos or sounds; give a model that sees, or remove them"
+            f"model.path is {options.path}, which reads text only, but {what}; give a model that sees, or remove them"
         )
 
 
@@ -190,6 +197,7 @@ def load_language_model(
             model.place()
         if isinstance(options, LanguageModelOptions) and options.attention != "auto":
             choose_attention(model.network, options.attention, compute=compute)
+            model.own_attention = False
         model.try_out()
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
@@ -292,6 +300,10 @@ def match_layers(model: LanguageModel, options: CommonModelOptions) -> None:
         layers_to_quantize(layers, fewer.weights, exclude=fewer.exclude, in_full=_in_full(options))
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
+    if isinstance(options, LanguageModelOptions) and options.attention != "auto":
+        for name in (options.attention, REFERENCE):
+            with trainable(options.attention):
+                _attend_by(model.network, name)
 
 
 def _in_full(options: CommonModelOptions) -> list[str]:
@@ -347,13 +359,17 @@ def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
     )
 
 
+def _attend_by(network: Any, name: str) -> None:
+    network.set_attn_implementation(name)
+    if (own := network.get_decoder().config._attn_implementation) != name:
+        raise ValueError(f"{type(network).__name__} attends by {own}, and has no choice")
+
+
 def _states(network: Any, name: str, compute: torch.dtype, device: str) -> list[Tensor]:
     """The decoder's states for some tokens under an implementation, and their gradient to the embeddings."""
     import torch
 
-    network.set_attn_implementation(name)
-    if (own := network.get_decoder().config._attn_implementation) != name:
-        raise ValueError(f"{type(network).__name__} attends by {own}, and has no choice")
+    _attend_by(network, name)
     known = network.get_input_embeddings().weight
     tokens = torch.arange(TOKENS, device=known.device) * 7 % len(known)
     inputs = torch.nn.functional.embedding(tokens, known)[None].detach().requires_grad_()

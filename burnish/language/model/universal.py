@@ -97,6 +97,7 @@ class LanguageModel:
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
         self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features()))
+        self.own_attention = True  # where it agrees, in place of the class's
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
