@@ -2,47 +2,25 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
 import burnish
 from burnish.config.foreign import projects, shown, trainers
+from burnish.config.yaml_text import parse
 from burnish.registry import lookup, names
 from tests.config.test_recipes import value_of
 from tests.support.command_lines import accept, is_option
 from tests.support.tiny_run import burnish as command
 
-SAVED = [  # options, and what they decide
-    ([], {"steps": 30, "optimizer.lr": 3e-4, "algorithm.beta": 0.5, "ema": None, "rollout.batch_size": "auto"}),
-    (["algorithm=flow_grpo"], {"steps": 40, "optimizer.lr": 2e-3, "algorithm.clip": 1e-3}),
-    (["steps=7", "algorithm=flow_grpo"], {"steps": 7}),
-    (["algorithm.noise_level=0.3", "algorithm=flow_grpo"], {"algorithm.noise_level": 0.3, "algorithm.clip": 1e-3}),
-    (["algorithm={name: flow_grpo, clip: 0.01}"], {"algorithm.name": "flow_grpo", "algorithm.clip": 0.01}),
-    (["model.lora=null", "pools.rollout=null"], {"model.lora": None}), (["ema={}"], {"ema.decay": 0.9}),
-    (["ema={kind: warmup_cosine, warm_up: 2, steps: 3}", "profiler.steps=[30]", "optimizer.schedule=linear",
-      "optimizer.schedule_updates=30", "optimizer.min_lr=2e-4"], {}),  # as far as they go
-    (["rewards.strict={name: ocr, weight: -1.5}"], {"rewards.strict.name": "ocr", "rewards.strict.weight": -1.5}),
-    (["output_dir='1e-4'", "optimizer.eps=1e-30", "seed=1_000"],
-     {"output_dir": "1e-4", "optimizer.eps": 1e-30, "seed": 1000}),
-    (["model.lora.targets=[attn.to_q]", "optimizer.betas=[0.5,.25]"],
-     {"model.lora.targets": ["attn.to_q"], "optimizer.betas": [0.5, 0.25]}),
-    (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1}"],
-     {"async_rollout.depth": 3}),
-    (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
-    (["algorithm=awm", "data.scores={reward: 1, other: 0}"], {"data.scores.other": 0.0}),
-    (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),
-    (["mixing.rule=product", "rewards.border_darkness.weight=0.5",
-      "rewards.ocr.schedule={points: [[1, 0.0], [9, 1.0]]}"], {}),
-    (["alarms.limits={velocity: 2, kl: 1}", "alarms.off=[mode_collapse, ocr]"],
-     {"alarms.off": ["mode_collapse", "ocr"]}),
-    (["algorithm=crd", "algorithm.sample_with=slow", "algorithm.lagged.slow.decay=linear",
-      "algorithm.lagged.slow.linear=[75,0,0.0075,0.999]"], {"algorithm.lagged.slow.linear": [75, 0.0, 0.0075, 0.999]}),
-]  # fmt: skip
+SAVED = parse((Path(__file__).parent / "saved.yaml").read_text())
 
 
-@pytest.mark.parametrize(("options", "values"), SAVED, ids=[" ".join(options) for options, _ in SAVED])
-def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, options, values):
+@pytest.mark.parametrize("case", SAVED, ids=lambda case: " ".join(case["options"]))
+def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, case):
     """Defaults, then recipe, then variant, then command line, in any order."""
+    options, values = case["options"], case["values"]
     config = burnish.load(recipe, *options)
     assert {option: value_of(config, option) for option in values} == values
     (tmp_path / "saved.yaml").write_text(text := command("config", recipe, *options).out)

@@ -12,6 +12,7 @@ import pytest
 
 import burnish
 from burnish.config.foreign import projects, trainers
+from burnish.config.yaml_text import parse
 from tests.documents.newcomer import follow, here
 from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_names, words
 from tests.support.tiny_run import burnish as run
@@ -130,23 +131,7 @@ def test_the_published_model_of_a_notebook_fits_the_card_that_it_names(name, tmp
     assert "It fits into" in python(tmp_path, "-c", program(name, data).partition("run = ")[0])
 
 
-SEARCHED = {  # what newcomers type, and the pages of which one has to be among the first three
-    "multi_gpu": ("multi node", "multi gpu", "distributed training", "slurm", "kubernetes"),
-    "troubleshooting": ("OOM", "CUDA out of memory", "NaN", "training hangs", "reward does not rise"),
-    "memory": ("quantization", "gradient checkpointing", "batch size auto"),
-    "recovery": ("resume training", "checkpoint every"),
-    "models": ("LoRA rank", "export model", "push to hub", "bfloat16 precision"),
-    "asynchronous": ("async rollout", "importance correction"),
-    "rewards": ("reward hacking", "weight of several rewards"), "own_reward": ("custom reward function",),
-    "own_model": ("custom model",), "own_algorithm": ("custom algorithm",),
-    "learned_rewards": ("pickscore hpsv2",), "judges": ("LLM judge", "reward server"),
-    "monitoring": ("wandb", "board"), "data": ("curriculum", "custom dataset"), "data_formats": ("sharegpt llava",),
-    "environments": ("tool calling", "multi turn"), "evaluation": ("geneval benchmark",),
-    "speed": ("profiler nsight", "vllm tensor parallel"),
-    "sampling": ("classifier free guidance",), "coming_from": ("migrate from verl", "easyr1"),
-    "algorithms/language": ("GRPO", "KL penalty"), "algorithms/policy_gradients": ("flow grpo",),
-    "algorithms/index": ("learning rate",), "install": ("docker", "jupyter notebook"),
-}  # fmt: skip
+SEARCHED = parse((Path(__file__).parent / "searched.yaml").read_text())
 
 
 def missed(site: Path) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import re
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -107,26 +108,12 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     assert chosen(some, asked) == chosen(some, asked[::-1])[::-1] != asked[:3], "by what they say"
 
 
-@pytest.mark.parametrize(("change", "names"), [
-    ({"scorers": {"exactt": {}}}, ["exact"]),
-    ({"scorers": {"exact": {"ignore": True}}, "primary_metric": "exact"}, ["scorers.exact.ignore"]),
-    ({"primary_metric": "format"}, ["primary_metric is format", "reward, mine"]),
-    ({"task": "text-to-text"}, ["task is text-to-text"]),
-    ({"responding": {"temperature": "many"}}, ["responding.temperature is many"]),
-    ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean data.answer_key"]),
-    ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]), ({"scorers": {}}, ["no scorers"]),
-    ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]), ({"folder": "x"}, ["has folder"]),
-    ({"sanity_checks": [{"kind": "colours", "form": "<{}>"}, {"kind": "answers", "form": "x"}]}, ["alone", "no {}"]),
-    ({"task": "text-to-image", "instruction": "x"}, ["responding is never", "instruction is never"]),
-    ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
-    ({"scorers": {"exact": {}}, "primary_metric": "exact", "asked": [{"prompt": "x"}]}, ["scorer exact", "answer"]),
-    ({"prompts": "prepared:genevall"}, ["geneval"]), ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
-])  # fmt: skip
-def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
+@pytest.mark.parametrize("case", yaml.safe_load((Path(__file__).parent / "wrong.yaml").read_text()), ids=str)
+def test_what_is_wrong_is_named(suites, case, monkeypatch):
     monkeypatch.chdir(suites.folder)
-    suites.write(**change)
+    suites.write(**case["change"])
     said = suites.evaluate("out", status=2)
-    assert [name for name in names if name not in said] == []
+    assert [name for name in case["names"] if name not in said] == []
 
 
 ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]

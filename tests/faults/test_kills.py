@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from burnish.config.yaml_text import parse
 from tests.support.optional import seldom
 from tests.support.runs import assert_same, last_state
 from tests.support.tiny_run import TinyRun
@@ -16,25 +17,7 @@ from tests.support.tiny_run import TinyRun
 STEPS = 4
 COUNTED = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir")  # calls that change files
 SMALL = [f"steps={STEPS}", "checkpoint.every=2", "validation.every=2", "validation.max_prompts=2"]
-# every state that a run can have is in one of them
-RUNS: dict[str, tuple[str, str, list[str]]] = {
-    "ppo": ("language", "llama", [
-        "critic.warmup_updates=1", "ema.decay=0.5", "algorithm.reward_norm=true",
-        "algorithm.kl={route: reward, coef: 0.01, controller: adaptive, target: 0.5, horizon: 100}",
-        "supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", "mixing.normalise={floor: 0.05}",
-        "rewards.even={name: function, path: '{files}/rewards.py:even', schedule: {points: [[1, 1.0], [4, 0.2]]}}",
-    ]),
-    "diffusion_nft": ("generators", "flux", [
-        "algorithm.train_timesteps=2", "algorithm.old.decay=linear_to_0_5", "ema.decay=0.5", "optimizer.warmup_steps=2",
-    ]),
-    "grpo": ("language", "llama", [
-        "algorithm.kl={coef: 0.01, refresh_every: 2}", "optimizer.schedule=cosine", "trainer.rollouts_per_update=2",
-    ]),
-    "flow_grpo": ("generators", "flux", ["algorithm.kl_coef=0.01", "algorithm.window={kind: random, size: 2}"]),
-    "diffusion_dpo": ("generators", "flux", [
-        "algorithm.train_timesteps=2", "supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}",
-    ]),
-}  # fmt: skip
+RUNS = parse((Path(__file__).parent / "kills.yaml").read_text())
 STATE = {
     "ppo": ["critic.value_head.weight", "memory.kl", "memory.rewards", "groups.critic", "ema.", "source.", "lora",
             "normaliser.known", "normaliser.first"],
@@ -45,7 +28,7 @@ OFTEN = ("ppo", "diffusion_nft")
 
 
 def run_of(files: Path, name: str, place: str, *more: str) -> TinyRun:
-    half, model, options = RUNS[name]
+    half, model, options = RUNS[name].values()
     return TinyRun(files, half, model, f"algorithm={name}", *SMALL, *options, *more, name=f"kills/{name}/{place}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from burnish.config.yaml_text import parse
 from tests.hostile.bench import Case, Place
 
 Damage = Callable[[Path, random.Random], None]
@@ -100,21 +101,8 @@ def _case(
 
 
 # files of models, with entries that decide what a network is
-MODELS: dict[str, dict[str, str]] = {
-    "drawing": {
-        "model_index.json": "_class_name transformer scheduler tokenizer vae",
-        "scheduler/scheduler_config.json": "shift num_train_timesteps _class_name",
-        "transformer/config.json": "_class_name num_layers sample_size in_channels",
-        "text_encoder/config.json": "hidden_size vocab_size architectures", "text_encoder/model.safetensors": "",
-        "transformer/diffusion_pytorch_model.safetensors": "", "tokenizer/tokenizer.json": "",
-    },
-    "seeing": {
-        "config.json": "model_type text_config vision_config architectures",
-        "tokenizer_config.json": "tokenizer_class eos_token chat_template", "tokenizer.json": "",
-        "preprocessor_config.json": "patch_size size image_processor_type", "model.safetensors": "",
-        "chat_template.jinja": "",
-    },
-}  # fmt: skip
+TABLE = parse((Path(__file__).parent / "damage.yaml").read_text())
+MODELS: dict[str, dict[str, str]] = TABLE["models"]
 
 
 def model_cases() -> Iterator[Case]:
@@ -135,17 +123,7 @@ COMMANDS = {
     "export": "export run -o out", "sample": "sample run cat -n 1 -o out",
 }  # fmt: skip
 CHANGES = {"train": ("run/",), "report": ("run/report.html", "run/report.md")}
-RUNS = {  # files of a run, with the commands that read them
-    "config.yaml": "train report eval export sample",
-    "metrics.jsonl": "train report",
-    "checkpoints/00000002/manifest.json": "train eval export sample",
-    "checkpoints/00000002/state.json": "train eval export",
-    "checkpoints/00000002/tensors/rank-00000.safetensors": "train eval",
-    "validation/000002/samples.jsonl": "report", "validation/000002/scores.jsonl": "report",
-    "validation/000002/prompts.jsonl": "report", "validation/000002/pictures/000-00.png": "report",
-    "groups.jsonl": "train report", "timeline.jsonl": "train report", "checkpoints": "train eval",
-    "alarms/actions.json": "train report", "validation": "train report", ".claim": "train report",
-}  # fmt: skip
+RUNS = TABLE["runs"]  # files of a run, with the commands that read them
 
 
 def run_cases() -> Iterator[Case]:

@@ -16,7 +16,7 @@ USAGE = {"prompt_tokens": 300, "completion_tokens": 1}
 
 def listing(shares: dict[str, float], *, usage: dict[str, int] | None = USAGE) -> dict[str, Any]:
     """A reply of one token with the likeliest ones and their probabilities."""
-    top = [{"token": token, "logprob": math.log(share), "bytes": None} for token, share in shares.items()]
+    top = [dict[str, Any](token=token, logprob=math.log(share), bytes=None) for token, share in shares.items()]
     first = {**max(top, key=lambda one: one["logprob"]), "top_logprobs": top}
     choice = {"index": 0, "message": {"role": "assistant", "content": first["token"]}, "finish_reason": "length"}
     return {"choices": [choice | {"logprobs": {"content": [first]}}], "usage": usage}
@@ -29,7 +29,7 @@ def writing(text: str | None, *, reason: str = "stop", refusal: str | None = Non
 
 
 def question_of(request: dict[str, Any]) -> str:
-    return request["messages"][0]["content"][-1]["text"]
+    return str(request["messages"][0]["content"][-1]["text"])
 
 
 def images_of(request: dict[str, Any]) -> list[str]:
