@@ -507,7 +507,8 @@ def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor
         raise TypeError(f"a surrogate returns a {type(found).__name__}; it must be a burnish.rl.surrogates.Surrogate")
     values = dict(found.metrics)
     if found.ratio is not None:
-        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": (found.ratio - 1).square()}
+        off = (found.ratio - 1).masked_fill(found.ratio == 0, 0.0)  # 0 is masked
+        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": off.square()}
     return found.loss * weight, values
 
 
