@@ -174,7 +174,10 @@ def project_of(given: Options, program: str = "", whose: str | None = None) -> s
         known[project] = kinds.count("names"), own, len(kinds) - kinds.count("unknown")
     best = max(named or known, key=known.__getitem__)
     if whose is None and known[best][2] < (1 if named else FEW):
-        raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
+        raise UserError(
+            f"its options are of no project that is known; give --from, one of {', '.join(known)}, or FILE.py:NAME "
+            "where a function returns them"
+        )
     several = [one for one in known if one.partition("/")[0] == best.partition("/")[0]]
     stated = {name.rpartition(".")[2] for name in given}
     marked = {one: len({*trainers()[one].marks} & stated) for one in several if trainers()[one].marks}
