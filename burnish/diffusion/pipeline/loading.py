@@ -76,7 +76,7 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
         )
     # diffusers would import any module that is named here
     own = None if options.family == "auto" else getattr(family_of(options, content), "own", None)
-    known = {*LIBRARIES, *_own_folders(), own and own.__module__.partition(".")[0]}
+    known = [*LIBRARIES, *_own_folders(), own and own.__module__.partition(".")[0]]
     if strange := [name for name in parts if content[name][0] not in known]:
         raise UserError(
             f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of "
