@@ -77,8 +77,8 @@ def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[
 
 
 @contextmanager
-def trainable(name: str) -> Iterator[None]:
-    """What a library says against an implementation of attention is said of model.attention.
+def attention_errors(name: str) -> Iterator[None]:
+    """Tell what a library refuses of an implementation of attention as an error of model.attention.
 
     Raises:
         UserError: it says something.
@@ -106,7 +106,7 @@ def compare_attention(
         UserError: it is not installed, this model or device does not support it, it has no gradients, or it computes
             something else.
     """
-    with trainable(name):
+    with attention_errors(name):
         expected, found = run(reference), run(name)
     apart = max(
         float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)

@@ -240,11 +240,11 @@ def centred_distillation(
         [M].
     """
     logits = [torch.zeros_like(target)] if temperature is None else [target / temperature, -target / temperature]
-    losses = []
+    losses, groups = [], _numbered(group, target)
     for logit in logits:
-        weight = _softmax_within(logit, group)
-        ours = beta * (implicit - _average_within(implicit.detach(), weight, group))
-        theirs = target - _average_within(target, weight, group)
+        weight = _softmax_within(logit, *groups)
+        ours = beta * (implicit - _average_within(implicit.detach(), weight, *groups))
+        theirs = target - _average_within(target, weight, *groups)
         if kind == "bce":
             loss = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="none")
         else:
@@ -268,7 +268,7 @@ def likelihood_weights(reward: Tensor, group: Tensor, temperature: float) -> Ten
     Returns:
         [M].
     """
-    return _softmax_within(reward / temperature, group) * (group[:, None] == group).sum(1)
+    return _softmax_within(reward / temperature, *_numbered(group, reward)) * (group[:, None] == group).sum(1)
 
 
 def _numbered(group: Tensor, like: Tensor) -> tuple[int, Tensor]:
@@ -277,13 +277,11 @@ def _numbered(group: Tensor, like: Tensor) -> tuple[int, Tensor]:
     return len(ids), to_device(label, like.device)
 
 
-def _softmax_within(logit: Tensor, group: Tensor) -> Tensor:
-    groups, label = _numbered(group, logit)
+def _softmax_within(logit: Tensor, groups: int, label: Tensor) -> Tensor:
     highest = logit.new_full((groups,), -torch.inf).scatter_reduce(0, label, logit, "amax")
     weight = (logit - highest[label]).exp()
     return weight / weight.new_zeros(groups).index_add(0, label, weight)[label]
 
 
-def _average_within(value: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    groups, label = _numbered(group, value)
+def _average_within(value: Tensor, weight: Tensor, groups: int, label: Tensor) -> Tensor:
     return value.new_zeros(groups).index_add(0, label, weight * value)[label]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
 from burnish.models.adapters import check_adapter_files
-from burnish.models.loading import block_count, compare_attention, placement_of, read_folder, trainable
+from burnish.models.loading import attention_errors, block_count, compare_attention, placement_of, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
@@ -302,7 +302,7 @@ def match_layers(model: LanguageModel, options: CommonModelOptions) -> None:
         _checkpoint(model, options.gradient_checkpointing)
     if isinstance(options, LanguageModelOptions) and options.attention != "auto":
         for name in (options.attention, REFERENCE):
-            with trainable(options.attention):
+            with attention_errors(options.attention):
                 _attend_by(model.network, name)
 
 
