@@ -83,7 +83,7 @@ def changed(config: RunConfig, actions: Sequence[Action]) -> RunConfig:
         if one.kind == "rewind":
             optimizer = replace(optimizer, lr=optimizer.lr * LR_FACTOR)
         elif one.kind == "exact_sampling":
-            rollout = replace(rollout, cache_interval=1)
+            rollout = replace(rollout, cache_interval=1, fp8=False)
         elif one.kind == "pause_reward" and reward is not None:
             rewards[one.reward] = replace(reward, schedule=PAUSED)
         elif one.kind == "raise_kl" and reward is not None:
@@ -120,7 +120,7 @@ def decide(
     if kind == "rewind":
         return _rewind(done, alarm, config, before, checkpoints)
     if kind == "exact_sampling":
-        return Action(**done, text="no denoising step is forecast any more")
+        return Action(**done, text="no denoising step is forecast any more, and none is in fp8")
     return Action(**done, text="the run stops; the same command goes on with it")
 
 

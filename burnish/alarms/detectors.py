@@ -336,6 +336,10 @@ LIMITS: dict[Level, Limit] = {
         "rollout/forecast_error", 0.5, "above", "the relative error of steps that are forecast",
         "samples are not those of the policy any more: lower rollout.cache_interval",
     ),
+    "fp8": Limit(
+        "rollout/fp8_error", 0.1, "above", "the relative error of predictions in fp8",
+        "samples are not those of the policy any more: remove rollout.fp8",
+    ),
     "entropy_collapse": Limit(
         "actor/entropy", 0.05, "below", "the policy's entropy, as a multiple of what it was,",
         "nothing is tried any more: raise rollout.temperature or algorithm.entropy_coef", against="start",

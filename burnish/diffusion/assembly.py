@@ -41,7 +41,7 @@ from burnish.diffusion.pipeline.networks import by_name, check_attention_and_com
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, inputs_of
 from burnish.evaluation.records import sampled_settings
-from burnish.models.quantization import layers_to_quantize
+from burnish.models.quantization import layers_for_fp8, layers_to_quantize
 from burnish.rewards.base import Reward
 from burnish.rollout.sources import RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
@@ -159,6 +159,8 @@ class FlowAssembly(Assembly):
         options, fewer = self.config.model, self.config.model.quantization
         if fewer is not None and fewer.weights is not None:
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
+        if self.config.rollout.fp8:
+            layers_for_fp8(outline.network)
         for name, network in by_name(outline.network, [outline.writer or ""]).items():
             if name != outline.writer:
                 check_attention_and_compile(network, options)

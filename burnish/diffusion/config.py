@@ -167,6 +167,19 @@ class FlowConfig(RunConfig):
                 "through Euler's steps, and would be of other images; set rollout.solver=euler, or "
                 "algorithm.last_steps=1",
             ),
+            *(
+                (
+                    rollout.fp8 and bool(given),
+                    f"rollout.fp8 is true and {option} is given, but it rounds weights that a GPU holds whole and as "
+                    "they are trained; leave one of them out",
+                )
+                for option, given in {
+                    "model.quantization.weights": self.model.quantization and self.model.quantization.weights,
+                    "model.offload": self.model.offload,
+                    "sharding.offload": self.sharding.offload,
+                    "sharding.tensor_parallel": self.sharding.parts > 1,
+                }.items()
+            ),
             (
                 size != AUTO and size < together,
                 f"trainer.micro_batch_size is {size}, but {name} compares {together} samples in one loss, which stay "
@@ -193,7 +206,7 @@ class FlowConfig(RunConfig):
         ]
 
     def _window(self) -> Iterator[str]:
-        """Why the denoising steps that are learned are not among those that are made, or no other is to be forecast."""
+        """Why the denoising steps that are learned are not among those that are made, or no other may be inexact."""
         recording, steps, learned = self.algorithm.needs().recording, self.rollout.num_inference_steps, range(0)
         try:
             if recording is not None:
@@ -203,6 +216,11 @@ class FlowConfig(RunConfig):
         except ValueError as error:
             option = "algorithm.window: " if str(error).startswith("a window") else "algorithm."
             yield f"{option}{error} (rollout.num_inference_steps is {steps})"
+        if self.rollout.fp8 and {*range(steps)} <= {*learned}:
+            yield (
+                f"rollout.fp8 is true, but all {steps} steps are learned from (algorithm.window), and those are exact; "
+                "learn from fewer, or remove it"
+            )
         if self.rollout.cache_interval > 1 and {*range(2, steps - 1)} <= {*learned}:
             yield (
                 f"rollout.cache_interval is {self.rollout.cache_interval}, but the networks run at each of the {steps} "
@@ -226,6 +244,11 @@ class FlowConfig(RunConfig):
 
     def cautions(self) -> Iterator[str]:
         yield from self._few_steps()
+        if self.rollout.fp8 and not self.model.compile:
+            yield (
+                "rollout.fp8 is true and model.compile is false: rounding the inputs takes a kernel of its own then, "
+                "about as long as the products save; set model.compile=true"
+            )
         if self.rollout.merge_lora is True and self.model.lora is not None and self.model.dtype == "bfloat16":
             yield (
                 "rollout.merge_lora is true and model.dtype is bfloat16: adapters are rounded with the weights that "

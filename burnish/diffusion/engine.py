@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -38,6 +39,7 @@ class FlowJob(Job):
     streams: frozenset[str] = frozenset()  # that have advantages of their own
     changes: Mapping[str, Any] = field(default_factory=dict)  # options of rollout in place of the run's, but for null
     cache_interval: int = 1  # deterministic steps of which the network computes one; the others are forecast
+    fp8: bool = False  # whether steps that are not recorded multiply in fp8
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,12 @@ class FlowEngine:
             job = replace(job, recording=None)  # of steps there is nothing to learn
         guidance, conditioning = self.options_of(job).guidance_scale, self.condition(job.prompts, job)
         self.prepare(job.prompts, job)
-        with Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network:
-            role = replace(network, guidance=guidance, around=partial(step.forward, job.check_cancelled))
+        with (
+            Lockstep(self.roles.context) as step, self.roles.sampling(job.role, merge=self.merges) as network,
+            self.roles.fp8(job.role, network) if job.fp8 else nullcontext(network) as rounded,
+        ):  # fmt: skip
+            around = partial(step.forward, job.check_cancelled)
+            role, rounded = (replace(one, guidance=guidance, around=around) for one in (network, rounded))
             logprobs = list[Tensor]()
             if self.model.writer is not None:
                 keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
@@ -117,7 +123,7 @@ class FlowEngine:
             # all rows by one network, and then by the next, and decoded after that: each comes once
             pauses += [len(experts)] if pauses else []
             runs = [
-                self._denoise(job, rows, role, plan.select(rows), branches, conditioning, schedule, pauses)
+                self._denoise(job, rows, (role, rounded), plan.select(rows), branches, conditioning, schedule, pauses)
                 for rows in batches
             ]
             for run in runs * len(pauses):
@@ -160,7 +166,7 @@ class FlowEngine:
         self,
         job: FlowJob,
         rows: slice,
-        role: Role,
+        roles: tuple[Role, Role],
         plan: Plan,
         branches: BranchIds,
         conditioning: Requests,
@@ -181,7 +187,7 @@ class FlowEngine:
         noised = all_noised(x) if mask is None else to_device(mask, device)
         kept_noise = None if mask is None else to_device(mask, "cpu")
 
-        def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
+        def velocity(x: Tensor, time: Tensor, index: Tensor, role: Role = roles[0]) -> Tensor:
             count = len(index)
             if plan.branch is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
@@ -189,13 +195,22 @@ class FlowEngine:
                 x, time, index = x[there], time[padded], index[padded]
             return role(x, time, conditioning.select(index))[:count]
 
+        def rounded(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
+            found, learned = torch.empty_like(x), ((time[:, None] == plan.times[:-1]) & plan.recorded[index]).any(1)
+            for role, chosen in zip(roles, (learned, ~learned), strict=True):
+                if len(some := chosen.nonzero().flatten()):
+                    there = to_device(some, device)
+                    found[there] = velocity(x[there], time[some], index[some], role)
+            return found
+
         def noise_at(step: int) -> Tensor:
             sources = job.sample[branches.node[rows, step + 1]].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
         each = stream_shares(noised, plan.streams) if plan.streams else None
-        path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), stream_share=each, pauses=pauses)
+        chosen, share = rounded if job.fp8 else velocity, share_of(noised)
+        path = yield from denoise(chosen, x, plan, noise_at, share=share, stream_share=each, pauses=pauses)
         # counted from the first row of the group, whatever else is in the job
         node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(path.time)
         return Denoising(

@@ -194,6 +194,10 @@ class RolloutOptions:
     """TaylorSeer: run the networks at one in so many steps, and forecast the others from the last two runs; 1 runs them
     at each. They always run at the first two, at the last, and where a step is learned from. Validation samples without
     it."""
+    fp8: Annotated[bool, SAMPLED] = False
+    """Multiply in fp8 at steps that are not learned from: the linear layers in blocks of the networks that are trained,
+    with a scale for each token and each output. It needs a GPU of compute capability 8.9 or more, a second copy of
+    these weights in a byte each, and model.compile to be faster. Validation samples without it."""
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
     """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
     (Flow-Factory, DanceGRPO)."""

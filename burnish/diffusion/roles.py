@@ -16,7 +16,8 @@ from burnish.diffusion.algorithms.base import Needs, Role, Teacher
 from burnish.diffusion.pipeline.base import Agree, FlowModel
 from burnish.diffusion.pipeline.contexts import split_sequences
 from burnish.diffusion.pipeline.networks import Networks, blocks_of
-from burnish.models.linear import joined
+from burnish.models.linear import in_fp8, joined
+from burnish.models.quantization import layers_for_fp8
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward
@@ -236,6 +237,19 @@ class FlowRoles(TrainedRoles):
         """A role to sample with, without gradients; ``merge`` folds its adapter into the weights."""
         with self._sampling(name, merge=merge):
             yield self._role(name)
+
+    @contextmanager
+    def fp8(self, name: str, role: NetworkRole) -> Iterator[NetworkRole]:
+        """A role that samples now, with products in fp8."""
+        network = self._networks[self.network_of(name)]
+        with in_fp8(layers_for_fp8(network).values()) as switch:
+
+            @contextmanager
+            def active() -> Iterator[nn.Module]:
+                with switch(), role.active() as network:
+                    yield network
+
+            yield replace(role, active=active)
 
     def is_policy(self, name: str) -> bool:
         """Whether a lagged policy has the policy's own weights."""

@@ -56,7 +56,7 @@ class FlowRollouts:
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, role=self.needs.sampler, changes={"num_inference_steps": cheap},
-            cache_interval=self.rollout.cache_interval, streams=self.streams,
+            cache_interval=self.rollout.cache_interval, fp8=self.rollout.fp8, streams=self.streams,
             recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
@@ -96,7 +96,7 @@ class FlowRollouts:
         have none."""
         few = None if scored is None else scored.select(watched(scored.group, self.rollout.n, groups))
         with self.watch("ref"):
-            grown = policy_vs_reference_norm(self.engine.roles, few, self.rollout.batch_size)
+            grown = movement(self.engine.roles, few, self.rollout.batch_size, fp8=self.rollout.fp8)
         if scored is None or few is None:
             return None
         counts = scored.counts | dict.fromkeys(grown, float(len(few)))
@@ -176,25 +176,34 @@ def watched(group: Tensor, n: int, groups: int) -> Tensor:
     return ((place % stride == 0) & (place < stride * ROWS)).nonzero().flatten()
 
 
-def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -> Metrics:
-    """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
+def movement(roles: FlowRoles, some: Scored | None, size: int, *, fp8: bool) -> Metrics:
+    """Norm of the policy's velocity over the reference's, and of their difference over the reference's; and that of its
+    difference in fp8 over its own.
 
-    Both are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference.
-    Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
+    All are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference, or
+    no fp8. Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
     """
-    rows = list(_noised(roles, some, size)) if some and roles.has_reference else []
-    found = []
-    for name in ("policy", "reference") if rows or (roles.has_reference and roles.shards.networks) else ():
+    names = ("policy", "reference") if roles.has_reference else ("policy",) if fp8 else ()
+    rows = list(_noised(roles, some, size)) if some and names else []
+    made = dict[str, list[Tensor]]()
+    for name in names if rows or roles.shards.networks else ():
         with roles.sampling(name, merge=False) as role:
-            found.append([role(*one) for one in rows])
+            made[name] = [role(*one) for one in rows]
+            if fp8 and name == "policy":
+                with roles.fp8(name, role) as rounded:
+                    made["rounded"] = [rounded(*one) for one in rows]
     if not rows:
         return {}
-    policy, reference = (torch.cat(made).flatten(1) for made in found)
-    norm = reference.norm(dim=1)
-    return {
-        "actor/velocity_norm_ratio": float((policy.norm(dim=1) / norm).mean()),
-        "actor/velocity_distance": float(((policy - reference).norm(dim=1) / norm).mean()),
-    }
+    found = {name: torch.cat(parts).flatten(1) for name, parts in made.items()}
+    norms = {name: velocity.norm(dim=1) for name, velocity in found.items()}
+    metrics = dict[str, Tensor]()
+    if "reference" in found:
+        apart = (found["policy"] - found["reference"]).norm(dim=1)
+        metrics["actor/velocity_norm_ratio"] = norms["policy"] / norms["reference"]
+        metrics["actor/velocity_distance"] = apart / norms["reference"]
+    if "rounded" in found:
+        metrics["rollout/fp8_error"] = (found["rounded"] - found["policy"]).norm(dim=1) / norms["policy"]
+    return {name: float(values.mean()) for name, values in metrics.items()}
 
 
 def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor, Tensor, Requests]]:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 FAMILIAR = 0.02  # share of the first responses that a form has to have had
 LOGGED = 80  # characters of a response in the log
-USUAL: dict[str, AlarmAction] = {"forecast": "exact_sampling"}  # where alarms.on names no other
+USUAL: dict[str, AlarmAction] = dict.fromkeys(("forecast", "fp8"), "exact_sampling")  # where alarms.on names no other
 
 Detector: TypeAlias = "Drift | RewardDominance | Threshold | ModeCollapse"  # looks at one thing in every update
 

@@ -1,4 +1,4 @@
-"""Linear layers with a forward pass of their own: with LoRA adapters, and stored in fp8.
+"""Linear layers with a forward pass of their own: with LoRA adapters, stored in fp8, and multiplied in fp8.
 
 The weights of adapters (Hu et al. 2021, arXiv:2106.09685) are float32, so that small steps are not lost. peft computes
 with them in that precision, or casts the input, the output and both matrices in every call; here a layer and its
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from burnish.types.batch import is_sharded
 
+FP8 = torch.float8_e4m3fn
+SMALLEST = 1e-12  # largest value of a row, so that rows of zeros have a scale
+
 
 class _Adapted(torch.autograd.Function):
     """x W^T + bias + scale (x A^T) B^T at x [..., in], with the frozen W [out, in], A [rank, in] and B [out, rank].
@@ -33,7 +36,8 @@ class _Adapted(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, low_a: Tensor, low_b: Tensor,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        out, inner = _sum(x.to(weight.dtype), weight, bias, low_a, low_b, scale)
+        low = x.to(weight.dtype)
+        out, inner = _sum(F.linear(low, weight, bias), low, low_a, low_b, scale)
         ctx.save_for_backward(x, weight, low_a, low_b, inner)
         ctx.scale, ctx.precision = scale, a.dtype
         return out
@@ -52,9 +56,8 @@ class _Adapted(torch.autograd.Function):
         return given, None, None, to_a, to_b, None, None, None
 
 
-def _sum(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """What the layer and its adapter make of x [..., in], and scale x A^T [M, rank] on the way."""
-    out = F.linear(x, weight, bias)
+def _sum(out: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What the layer made of x [..., in] with what its adapter adds to it, and scale x A^T [M, rank] on the way."""
     inner = _product(x.reshape(-1, x.shape[-1]), a.T, scale)
     flat = out.view(-1, out.shape[-1])
     torch.addmm(flat, inner, b.T, out=flat)
@@ -87,7 +90,8 @@ class LoraLinear(Linear):
             low = a.detach().to(base.weight.dtype), b.detach().to(base.weight.dtype)
         if torch.is_grad_enabled():
             return _Adapted.apply(x, base.weight, base.bias, a, b, *low, scale)  # type: ignore[no-any-return, no-untyped-call]
-        return _sum(x.to(base.weight.dtype), base.weight, base.bias, *low, scale)[0]
+        x = x.to(base.weight.dtype)
+        return _sum(base(x), x, *low, scale)[0]
 
 
 def joined(layers: Iterable[Any]) -> None:
@@ -143,10 +147,64 @@ class CastLinear(nn.Linear):
         """Args: ``layer`` is frozen, and in the precision to compute in."""
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.compute = layer.weight.dtype
-        self.weight = nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+        self.weight = nn.Parameter(layer.weight.detach().to(FP8), requires_grad=False)
         self.bias = layer.bias
         self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Product.apply(x, self.weight, self.bias, self.compute)  # type: ignore[no-untyped-call]
         return out
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer whose product is one of fp8 (e4m3) while ``switch`` is on, with a scale for each row of the input
+    and of the weight; the adapter that is added to it is not."""
+
+    switch: Switch
+    rounded: tuple[Tensor, Tensor]  # the weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.switch.on:
+            return super().forward(x)
+        (rows, scales), (weight, weight_scales) = _in_fp8(x.reshape(-1, x.shape[-1])), self.rounded
+        out = F.scaled_mm(
+            rows, weight.T, scales, F.ScalingType.RowWise, weight_scales.T, F.ScalingType.RowWise,
+            bias=None if self.bias is None else self.bias.bfloat16(), output_dtype=torch.bfloat16, use_fast_accum=True,
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [M, N] in fp8, and the scale [M, 1] float32 of each."""
+    scales = rows.abs().amax(1, keepdim=True).float().clamp_min(SMALLEST) / torch.finfo(FP8).max
+    return (rows / scales).to(FP8), scales
+
+
+class Switch:
+    """Whether products are in fp8 now."""
+
+    on = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """A context in which they are."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+@contextmanager
+def in_fp8(layers: Iterable[nn.Linear]) -> Iterator[Switch]:
+    """A context in which layers keep their weights, which nobody moves, in fp8 too, and multiply as its switch says."""
+    switch, chosen = Switch(), list(layers)
+    for layer in chosen:
+        layer.__class__ = Fp8Linear
+        layer.switch, layer.rounded = switch, _in_fp8(layer.weight.detach())  # type: ignore[assignment]
+    try:
+        yield switch
+    finally:
+        for layer in chosen:
+            layer.__class__ = nn.Linear
+            del layer.switch, layer.rounded

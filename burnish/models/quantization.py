@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST = 448.0  # of e4m3
+FP8_MULTIPLE = 16  # of the sizes of weights that GPUs multiply in fp8
 
 
 def quantize(
@@ -79,6 +80,24 @@ def layers_to_quantize(
     if not chosen:
         raise UserError(f"{option.rpartition('.')[0]}.exclude leaves no layer to quantise; exclude fewer")
     return chosen
+
+
+def layers_for_fp8(network: nn.Module) -> dict[str, nn.Linear]:
+    """The layers whose products can be in fp8, by name, none of an adapter; weights need no values for this.
+
+    Raises:
+        UserError: there are none.
+    """
+    layers = {
+        name: layer for name, layer in _block_layers(network).items()
+        if ".lora_" not in name and not layer.in_features % FP8_MULTIPLE and not layer.out_features % FP8_MULTIPLE
+    }  # fmt: skip
+    if not layers:
+        raise UserError(
+            f"rollout.fp8 is true, but {type(network).__name__} has no linear layers in a list of blocks whose sizes "
+            f"are multiples of {FP8_MULTIPLE}; remove it"
+        )
+    return layers
 
 
 def _block_layers(network: nn.Module) -> dict[str, nn.Linear]:

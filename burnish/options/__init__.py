@@ -342,13 +342,13 @@ class CommonValidationOptions:
 Level = Literal[
     "missing_rewards", "constant_reward", "saturation", "group_collapse", "ratio", "mismatch", "clip_fraction", "kl",
     "stale_samples", "velocity", "entropy_collapse", "entropy_growth", "variety_collapse", "gradient",
-    "unfamiliar_form", "forecast",
+    "unfamiliar_form", "forecast", "fp8",
 ]  # fmt: skip
 
 
 LEVELS_OF: dict[str, frozenset[Level]] = {  # alarms of metrics that one task alone has
     "image-text-to-text": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
-    "text-to-image": frozenset(["velocity", "variety_collapse", "forecast"]),
+    "text-to-image": frozenset(["velocity", "variety_collapse", "forecast", "fp8"]),
     "text-to-image-tokens": frozenset(["entropy_collapse", "entropy_growth", "variety_collapse"]),
 }
 
@@ -370,8 +370,8 @@ class AlarmOptions:
     """What an alarm does, by its name: {dark_share: raise_kl}. raise_kl holds the samples beyond its band to the
     reference ten times as strongly, or all samples where it has no band. pause_reward trains on without the reward that
     makes most of the differences. rewind goes back to the checkpoint before the drift and on with half the
-    learning rate, three times at most. exact_sampling ends rollout.cache_interval, as forecast does unless it is named
-    here. stop saves a checkpoint and ends the run. The others only report."""
+    learning rate, three times at most. exact_sampling ends rollout.cache_interval and rollout.fp8, as forecast and fp8
+    do unless they are named here. stop saves a checkpoint and ends the run. The others only report."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         elsewhere = frozenset().union(*LEVELS_OF.values()) - LEVELS_OF[run.task]
@@ -443,8 +443,8 @@ class AlarmOptions:
             ],
             "exact_sampling": [
                 (
-                    vars(run.rollout).get("cache_interval", 1) == 1,
-                    "no step is forecast here: set rollout.cache_interval, or choose another action",
+                    vars(run.rollout).get("cache_interval", 1) == 1 and not vars(run.rollout).get("fp8"),
+                    "every step is exact here: set rollout.cache_interval or rollout.fp8, or choose another action",
                 )
             ],
         }

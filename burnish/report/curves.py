@@ -105,6 +105,7 @@ EXPLAINED = {  # the first pattern that matches
     "rollout_corr/*": "importance correction between sampler and trainer",
     "rollout/computed_steps_ratio": "fraction of the denoising steps at which the networks ran",
     "rollout/forecast_error": "relative error of the steps that are forecast",
+    "rollout/fp8_error": "relative error of predictions in fp8",
     "perf/total_time": "seconds of all updates, and of validations between them",
     "perf/time_per_step": "seconds of an update",
     "perf/throughput": "images or tokens per second and device",
