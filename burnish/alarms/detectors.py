@@ -337,7 +337,7 @@ LIMITS: dict[Level, Limit] = {
         "samples are not those of the policy any more: lower rollout.cache_interval",
     ),
     "fp8": Limit(
-        "rollout/fp8_error", 0.1, "above", "the relative error of predictions in fp8",
+        "rollout/fp8_error", 0.2, "above", "the relative error of predictions in fp8",
         "samples are not those of the policy any more: remove rollout.fp8",
     ),
     "entropy_collapse": Limit(

@@ -26,7 +26,7 @@ class FlopCounter(TorchDispatchMode):
 
     A product has one of its size in the backward pass for each operand that needs a gradient: of a frozen weight only
     that to its input. Attention has two products and four. As PyTorch does, all pairs of tokens are
-    counted, also those that a mask hides.
+    counted, also those that a mask hides. An operation in fp8 is half a one, as GPUs do two in its time.
     """
 
     def __init__(self) -> None:
@@ -43,6 +43,7 @@ class FlopCounter(TorchDispatchMode):
         back = self.formulas[aten._scaled_dot_product_flash_attention_backward]
         self.formulas |= {aten._scaled_dot_product_flash_attention_for_cpu_backward: back}
         self.formulas |= {aten._scaled_dot_product_flash_attention_for_cpu: on_gpu, aten._grouped_mm: _grouped}
+        self.formulas |= {aten._scaled_mm_v2: _in_fp8}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, kwargs = func.overloadpacket, kwargs or {}
@@ -66,6 +67,11 @@ class FlopCounter(TorchDispatchMode):
 def _grouped(given: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
     """Rows of experts one after the other, [N, D] times [E, D, F]: each row meets the weights of one."""
     return 2 * given.shape[0] * given.shape[1] * weights.shape[-1]
+
+
+def _in_fp8(rows: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """[N, D] times [D, E]."""
+    return rows.shape[0] * weight.numel()
 
 
 class Peak(NamedTuple):
