@@ -19,7 +19,7 @@ from tests.support.tiny_run import TinyRun
 # a KL above 0 is an alarm after three updates
 QUIET = ["validation.every=null", "validation.before=false", "checkpoint={every: 1, keep_last: 9}"]
 ACTING = ["algorithm=grpo", "algorithm.kl={coef: 0.01}", "alarms.limits={kl: 0}", *QUIET]
-CACHED = ["rollout.cache_interval=2", "alarms.limits={forecast: 0}", *QUIET]
+CACHED = ["rollout.cache_interval=2", "rollout.fp8=true", "alarms.limits={forecast: 0}", *QUIET]
 EVEN = "rewards.even={name: function, path: '{files}/rewards.py:even', weight: 4}"
 
 
@@ -60,6 +60,7 @@ def test_an_action_changes_its_option_from_the_next_update_on(acting):
         assert [row["actor/kl_coef"] for row in rows] == [0.01] * 3 + [0.1] * 3
     elif kind == "exact_sampling":
         assert [row.get("rollout/computed_steps_ratio") for row in rows] == [0.75] * 3 + [None] * 3
+        assert [0 < row.get("rollout/fp8_error", 0) < 0.2 for row in rows] == [True] * 3 + [False] * 3
     else:
         (label,) = {"odd", "even"} - {actions(run)[0]["reward"]}
         alone = [row["critic/score/mean"] == pytest.approx(row[f"critic/{label}/mean"]) for row in rows]

@@ -1,11 +1,11 @@
-"""Layers with adapters as one function: peft's values and gradients, in fewer operations."""
+"""Layers with adapters as one function: peft's values and gradients, in fewer operations; and products in fp8."""
 
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 
 from benchmarks.kernels import Kernels
-from burnish.models.linear import LoraLinear, cast_once, joined
+from burnish.models.linear import Fp8Linear, LoraLinear, cast_once, in_fp8, joined
 from burnish.models.lora import lora_layers, merged_state, merging_rounds
 from burnish.utils.errors import UserError
 
@@ -79,3 +79,26 @@ def test_in_half_precision_adapters_stay_float32_and_nothing_is_cast_twice():
             inside = ours(x)
     assert torch.equal(before, inside)
     assert cast.counts.total() == 3 < alone.counts.total() == theirs.counts.total() == 5
+
+
+def in_eight_bits(rows):
+    scale = rows.float().abs().amax(1, keepdim=True) / 448
+    return (rows / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def test_a_product_in_fp8_has_a_scale_for_each_row_and_each_output_and_an_exact_adapter():
+    network, x = layer(torch.bfloat16), torch.randn(2, 3, 12) * 10.0 ** torch.arange(-3, 3).view(2, 3, 1)
+    joined(lora_layers(network))
+    base, rows = network[0].base_layer, x.bfloat16().view(6, 12)
+    delta = network[0].get_delta_weight("policy").float()
+    expected = in_eight_bits(rows) @ in_eight_bits(base.weight).T + rows.float() @ delta.T + base.bias.float()
+    with torch.no_grad(), in_fp8([base]) as switch:
+        assert type(base) is Fp8Linear
+        exact = network(x)
+        with switch():
+            close = network(x)
+        assert torch.equal(network(x), exact)
+    torch.testing.assert_close(close.view(6, 20).float(), expected, rtol=0.02, atol=0.02)
+    assert not torch.allclose(close.float(), exact.float(), rtol=0.02, atol=0.02)
+    assert type(base) is torch.nn.Linear
+    assert not vars(base).keys() & {"switch", "rounded"}
