@@ -216,10 +216,10 @@ class FlowConfig(RunConfig):
         except ValueError as error:
             option = "algorithm.window: " if str(error).startswith("a window") else "algorithm."
             yield f"{option}{error} (rollout.num_inference_steps is {steps})"
-        if self.rollout.fp8 and {*range(steps)} <= {*learned}:
+        if self.rollout.fp8 and {*range(steps - 1)} <= {*learned}:
             yield (
-                f"rollout.fp8 is true, but all {steps} steps are learned from (algorithm.window), and those are exact; "
-                "learn from fewer, or remove it"
+                f"rollout.fp8 is true, but the {steps} steps (rollout.num_inference_steps) are learned from but for the "
+                "last (algorithm.window), and those are exact; learn from fewer, or remove it"
             )
         if self.rollout.cache_interval > 1 and {*range(2, steps - 1)} <= {*learned}:
             yield (
