@@ -218,8 +218,8 @@ class FlowConfig(RunConfig):
             yield f"{option}{error} (rollout.num_inference_steps is {steps})"
         if self.rollout.fp8 and {*range(steps - 1)} <= {*learned}:
             yield (
-                f"rollout.fp8 is true, but the {steps} steps (rollout.num_inference_steps) are learned from but for the "
-                "last (algorithm.window), and those are exact; learn from fewer, or remove it"
+                f"rollout.fp8 is true, but of {steps} steps (rollout.num_inference_steps) all but the last are learned "
+                "from (algorithm.window), and those are exact; learn from fewer, or remove it"
             )
         if self.rollout.cache_interval > 1 and {*range(2, steps - 1)} <= {*learned}:
             yield (
