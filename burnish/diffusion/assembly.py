@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from burnish.data.images import BEGINNING
@@ -41,7 +42,7 @@ from burnish.diffusion.pipeline.networks import by_name, check_attention_and_com
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, inputs_of
 from burnish.evaluation.records import sampled_settings
-from burnish.models.quantization import layers_for_fp8, layers_to_quantize
+from burnish.models.quantization import FP8_SINCE, layers_for_fp8, layers_to_quantize
 from burnish.rewards.base import Reward
 from burnish.rollout.sources import RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
@@ -161,6 +162,11 @@ class FlowAssembly(Assembly):
             layers_to_quantize(outline.network, fewer.weights, exclude=fewer.exclude)
         if self.config.rollout.fp8:
             layers_for_fp8(outline.network)
+            if options.device != "cpu" and torch.cuda.is_available() and torch.cuda.get_device_capability() < FP8_SINCE:
+                raise UserError(
+                    f"rollout.fp8 is true, but {torch.cuda.get_device_name()} has no products in fp8, which NVIDIA's "
+                    "GPUs have from compute capability 8.9 on; remove it"
+                )
         for name, network in by_name(outline.network, [outline.writer or ""]).items():
             if name != outline.writer:
                 check_attention_and_compile(network, options)

@@ -196,8 +196,8 @@ class RolloutOptions:
     it."""
     fp8: Annotated[bool, SAMPLED] = False
     """Multiply in fp8 at steps that are not learned from: the linear layers in blocks of the networks that are trained,
-    with a scale for each token and each output. It needs a GPU of compute capability 8.9 or more, a second copy of
-    these weights in a byte each, and model.compile to be faster. Validation samples without it."""
+    with a scale for each token and each output. It needs an NVIDIA GPU of compute capability 8.9 or more, a second
+    copy of these weights in a byte each, and model.compile to be faster. Validation samples without it."""
     schedule: Literal["diffusers", "shift_once"] = "diffusers"
     """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
     (Flow-Factory, DanceGRPO)."""

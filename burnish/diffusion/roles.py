@@ -43,6 +43,7 @@ class NetworkRole:
     sharded: Sharded | None = None  # as several ranks hold it together
     agree: Agree | None = None  # how many forwards these ranks make
     around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for every forward
+    products: Callable[[], AbstractContextManager[None]] = nullcontext  # entered too: those of its layers are in fp8
 
     def __call__(
         self,
@@ -54,7 +55,7 @@ class NetworkRole:
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
-        with self.around(), self.active() as network:
+        with self.around(), self.products(), self.active() as network:
             predict = partial(self.model.predict, network, x, time, conditioning, guidance=scale, agree=self.agree)
             return predict() if self.sharded is None else self.sharded(predict)
 
@@ -241,15 +242,8 @@ class FlowRoles(TrainedRoles):
     @contextmanager
     def fp8(self, name: str, role: NetworkRole) -> Iterator[NetworkRole]:
         """A role that samples now, with products in fp8."""
-        network = self._networks[self.network_of(name)]
-        with in_fp8(layers_for_fp8(network).values()) as switch:
-
-            @contextmanager
-            def active() -> Iterator[nn.Module]:
-                with switch(), role.active() as network:
-                    yield network
-
-            yield replace(role, active=active)
+        with in_fp8(layers_for_fp8(self._networks[self.network_of(name)]).values()) as switch:
+            yield replace(role, products=switch)
 
     def is_policy(self, name: str) -> bool:
         """Whether a lagged policy has the policy's own weights."""

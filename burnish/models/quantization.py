@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST = 448.0  # of e4m3
+FP8_SINCE = 8, 9  # compute capability of GPUs that multiply in fp8
 FP8_MULTIPLE = 16  # of the sizes of weights that GPUs multiply in fp8
 
 
