@@ -416,6 +416,10 @@ class RunConfig(ABC):
         elsewhere = address_complaint(self.resume) if is_address(self.resume) else ""
         return [
             (elsewhere, f"resume is {self.resume}, {elsewhere}"),
+            *(
+                (not paths and option != "data.val_files", f"{option} is empty; name a file")
+                for option, paths in self.prompt_files.items()
+            ),
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
             (
                 0 < trimmed * n < 1,

@@ -120,6 +120,7 @@ def test_the_command_line_decides_between_steps_and_epochs(files, tmp_path):
         (["steps=7", "data.epochs=2"], "steps and data.epochs are both given"),
         (["data.mix=[1,2,3]"], "data.mix has 3 weights"),
         (["data.mix=[1,2]", "data.sampler=a:b"], "data.mix and data.sampler"),
+        (["data.mix=[1,2]", "data.train_max_samples=1"], "which no record is left"),
     ):
         assert said in burnish("train", recipe, *given, *more, f"output_dir={tmp_path / 'run'}", status=2).message
 
@@ -137,6 +138,8 @@ def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(fil
         said = drawn.run.train("steps=2", status=2).message
         assert "cannot resume" in said
         assert words in said
+    elsewhere = Drawn(files, path, "seed=5", f"resume={drawn.run.output}/checkpoints/00000001", name="elsewhere").run
+    assert "data.shuffle, seed, data.mix or data.sampler differ" in elsewhere.train("steps=2", status=2).message
     write(tmp_path / "0.jsonl", *records[:2], {"prompt": "mended"}, *records[3:])
     assert sorted(flat(drawn.after(2))) == sorted([*(f"0-{i}" for i in (0, 1, 3, 4, 5)), "mended"])
     assert f"1 of 6 training records have changed since the checkpoint: {path}:3;" in caplog.text

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
         for line, (message, (_, word)) in enumerate(zip(messages, some, strict=True), 2):
             assert message.startswith(f"{path}:{line}: "), message
             assert word in message
+
+
+@pytest.mark.parametrize(("library", "words"), [
+    ("pyarrow", ["data", "show", "{folder}/a.parquet", "--recipe", LANGUAGE]),
+    ("datasets", ["data", "show", "{folder}", "--recipe", LANGUAGE]), ("datasets", ["train", LANGUAGE, "data.train_files=a/b@test"]),
+    ("mcp", ["train", LANGUAGE, "environment={name: tools, servers: {a: b}}"]),
+    ("math_verify", ["train", LANGUAGE, "rewards={exact: null, numeric: {grader: math_verify}}"]),
+])  # fmt: skip
+def test_a_library_that_is_not_there_is_named_with_the_way_to_install_it(folder, monkeypatch, library, words):
+    monkeypatch.chdir(folder)
+    (folder / "a.parquet").touch()
+    monkeypatch.setitem(sys.modules, library, None)
+    said = burnish(*(word.format(folder=folder) if "{folder}" in word else word for word in words), status=2).message
+    assert f"needs {library}, which is not installed: pip install 'burnish[" in said
 
 
 def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
@@ -83,6 +98,12 @@ def test_files_that_are_none_are_named(folder):
         assert path.name in said
         assert word in said
     assert "no such file" in shown(folder / "none.jsonl")
+    import pyarrow
+    import pyarrow.parquet
+
+    dates = pyarrow.array([2**62], pyarrow.timestamp("us"))  # which no calendar has
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": dates}), folder / "dates.parquet")
+    assert "dates.parquet, after row 0: a value can't be read" in shown(folder / "dates.parquet")
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(folder / "splits")
     assert f"{folder}/splits/train" in shown(folder / "splits")
@@ -128,7 +149,7 @@ def test_a_record_that_does_not_fit_its_template_is_named(tmp_path, template, wo
     assert word in said
 
 
-def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):
+def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder, caplog):
     """One record that has it is enough, and usual keys may be absent."""
     bare = {"prompt": "a fox"}
     full = bare | {"solution": "4", "kind": "sums", "shots": ["grey.png"], "depth_image": "grey.png"}
@@ -140,7 +161,9 @@ def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):
     named = [f"data.{option} is {name.strip('[]')}, " for option, name in asked.items()]
     assert [words for words in [*named, "2 records"] if words not in said] == [], said
     assert prompts(write(folder / "data.jsonl", bare, full), *given)[1].answer == "4"
-    media = ["data.videos_key=v", "data.audios_key=a"]
+    media = ["data.videos_key=v", "data.audios_key=a", "data.video_fps=2", "data.max_pixels=9"]
     said = burnish("train", "vlm_quickstart", f"data.train_files={path}", *media, "rewards.exact=null",
                    f"output_dir={folder / 'run'}", status=2).message  # fmt: skip
     assert all(name in said for name in ("data.videos_key is v", "data.audios_key is a"))
+    told = [one.getMessage().partition(", ")[0] for one in caplog.records if one.name == "burnish.data.values"]
+    assert told == ["data.max_pixels is 9", "data.video_fps is 2.0"]
