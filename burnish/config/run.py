@@ -399,9 +399,9 @@ class RunConfig(ABC):
         for reward in self.rewards.values():
             reward.required_fields()
 
+    @abstractmethod
     def cautions(self) -> Iterator[str]:
         """Warnings about options that are obeyed, but seldom meant."""
-        yield from ()
 
     def contradictions(self, run: RunConfig) -> Rules:
         """What is wrong with options of several sections."""

@@ -166,10 +166,6 @@ class Scorer:
                 self._score(batch, rows, rewards)
         return batch.result
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> Scores:
-        """Score samples and wait for the result."""
-        return self.submit(samples, prompts, inputs).result()
-
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
         self._closed = True

@@ -43,7 +43,8 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
 
 @pytest.mark.parametrize(("library", "words"), [
     ("pyarrow", ["data", "show", "{folder}/a.parquet", "--recipe", LANGUAGE]),
-    ("datasets", ["data", "show", "{folder}", "--recipe", LANGUAGE]), ("datasets", ["train", LANGUAGE, "data.train_files=a/b@test"]),
+    ("datasets", ["data", "show", "{folder}", "--recipe", LANGUAGE]),
+    ("datasets", ["train", LANGUAGE, "data.train_files=a/b@test"]),
     ("mcp", ["train", LANGUAGE, "environment={name: tools, servers: {a: b}}"]),
     ("math_verify", ["train", LANGUAGE, "rewards={exact: null, numeric: {grader: math_verify}}"]),
 ])  # fmt: skip
