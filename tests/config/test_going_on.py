@@ -1,5 +1,6 @@
 """A run's folder: what an attempt that goes on may find in it, and what it may not change."""
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -31,19 +32,28 @@ def test_going_on_keeps_what_is_done_and_starting_anew_loses_nothing(files):
     assert run.metrics == before
     assert not (run.output / "earlier").exists()
     shutil.rmtree(run.output / "checkpoints")
+    (run.output / "earlier" / "1").mkdir(parents=True)
     run.train("steps=1")
     assert (validations(run), len(run.metrics)) == ([0, 1], 2)
-    earlier = run.output / "earlier" / "1"
+    earlier = run.output / "earlier" / "2"
     assert (earlier / "validation" / "000002").is_dir()
     assert len((earlier / "metrics.jsonl").read_text().splitlines()) == 3
     assert "resume is never" in run.train("resume=never", status=2).message
 
 
-def test_options_that_change_weights_can_not_go_on_and_are_named(files):
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_options_that_change_weights_can_not_go_on_and_are_named(files, monkeypatch, caplog):
     run = begun(files, "other", "optimizer.schedule=constant", steps=1)
     for option in ("optimizer.lr=1e-3", "seed=1", "algorithm.clip=0.25"):
         assert option.partition("=")[0] in run.train("steps=2", option, status=2).message
+    (run.output / "code.json").write_text("[")
+    monkeypatch.setattr("fcntl.flock", no_locks)
     run.train("steps=2", "trainer.micro_batch_tokens=9000")
+    assert "can't be locked against other processes: No locks available" in caplog.text
+    assert "code.json is damaged" in caplog.text
     config = run.output / "config.yaml"
     config.write_bytes(config.read_bytes()[:200])
     torn = run.train("steps=3", status=2).message

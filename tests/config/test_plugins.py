@@ -64,6 +64,10 @@ WRONG = {  # options, what stands in raises.py, and what is told
     "no option": ("plugins=[raises.py]", "from burnish import register\n@register('kl estimator', 'x')\n"
                   "def f(logprob, reference, mask, power=1.0): ...\n", ["parameter power", "*,", "raises.py:"]),
     "no such class": ("rewards.x.name=mine.py:Absent", "", ["rewards.x.name", "Absent"]),
+    "needs of another task": (
+        "algorithm=raises.py:Own", "from burnish.registry import lookup\nclass Own(lookup('flow algorithm', 'sft')):\n"
+        "    def needs(self): return lookup('language algorithm', 'sft').needs(self)\n", ["Own", "whose needs() gives"]
+    ),
     "a typo": ("plugins=[mine.py] rewards.redness.powr=2", "", ["rewards.redness.powr is 2", "rewards.redness.power"]),
 }  # fmt: skip
 
