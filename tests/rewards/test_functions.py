@@ -45,7 +45,7 @@ def test_parameters_name_what_a_function_gets():
     late = [PROMPTS[0]] * 20 + [Prompt(text="d", answer="")]
     assert values(said("waiting"), [Response("7")] * 21, late) == [1.0] * 20 + [None]
     assert named_rewards.MOST == [21]  # calls of an async function wait together
-    with pytest.raises(ValueError, match="a dict without .*; its keys are sharpness"):
+    with pytest.raises(ValueError, match=r"a dict without .*; its keys are sharpness"):
         drawn("trios")(IMAGES, PROMPTS)
 
 

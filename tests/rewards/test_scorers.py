@@ -4,11 +4,13 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors.torch import load_file, save_file
 from scipy.signal import resample_poly
 from transformers import AutoModel, AutoTokenizer, BertTokenizer, ClapFeatureExtractor, ClapModel, CLIPTokenizer
@@ -16,6 +18,7 @@ from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPi
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from burnish.rewards.networks.headed import ABOUT
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Sound
@@ -246,11 +249,23 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     assert "this was run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "options", "said"), [
-    ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
-    ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-])  # fmt: skip
-def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said):
-    options = {option: at_checkpoint(one) if isinstance(one, str) else one for option, one in options.items()}
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_checkpoints.yaml").read_text())
+
+
+@pytest.mark.parametrize(("name", "options", "changes", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_checkpoint_that_is_not_the_reward_s_is_refused(name, options, changes, said, copied):
+    if "cuda" in options.values() and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    folder = copied(name) if changes else checkpoint(name)
+    for path, change in ((folder / file, change) for file, change in changes.items()):
+        if change is None:
+            path.unlink()
+        elif isinstance(change, str):
+            path.write_text(change)
+        else:
+            told = json.loads(path.read_text())
+            told |= {key: told[key] | own if key in told and path.name == ABOUT else own for key, own in change.items()}
+            path.write_text(json.dumps(told))
+    one = tiny_reward(name, folder, **{key: at_checkpoint(value) for key, value in options.items()})
     with pytest.raises(ValueError, match=said):
-        tiny_reward(name, **options).check(prompts())
+        one.check(prompts()) or one.prepare() or one.score(examples()[:1], prompts()[:1])
