@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.signal import resample_poly
 from transformers import AutoModel, AutoTokenizer, BertTokenizer, ClapFeatureExtractor, ClapModel, CLIPTokenizer
@@ -25,7 +27,7 @@ from burnish.types.samples import Clip, Sound
 from tests.support import by_hand
 from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, examples, prompts, tiny_reward, values
 
-WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity")
+WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity", "hpsv3")
 HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
 
 
@@ -71,6 +73,7 @@ def test_scales_of_clip_and_pickscore_and_a_prefix():
     scaled = math.exp(network.logit_scale.item()) * cosine
     close(values(tiny_reward("pickscore")), scaled)
     close(values(tiny_reward("pickscore", scale="per_26")), scaled / 26)
+    assert "put_away=false" in tiny_reward("pickscore", device="cuda", put_away=True).gradient_refusal()
     cosine, _ = cosines("clip")
     assert float(cosine.min()) < 0 < float(cosine.max())
     for scale, value in (("cosine", cosine), ("x100", 100 * cosine.clamp(min=0)), ("x2.5", 2.5 * cosine.clamp(min=0))):
@@ -152,6 +155,7 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     told["model_cfg"]["quick_gelu"] = True
     described.write_text(json.dumps(told))
     close(values(tiny_reward("hpsv2", folder)), hps(quick=True), 0, 1e-5)
+    close(values(tiny_reward("hpsv2", path=str(folder / HPS))), hps(quick=True), 0, 1e-5)
     described.unlink()  # without a description it is ViT-H/14, of 32 and 24 layers
     with pytest.raises(ValueError, match=r"layers\.2"):
         tiny_reward("hpsv2", folder.rename(folder.with_name("undescribed"))).prepare()
@@ -180,7 +184,7 @@ def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding():
 
 
 @pytest.mark.parametrize("name", ["image_similarity", "clip", "siglip"])
-def test_likeness_and_variety_are_cosines_of_embeddings(name):
+def test_likeness_and_variety_are_cosines_of_embeddings(name, tmp_path):
     embedded, path = embeddings(name), str(checkpoint(name))
     cosine = embedded @ embedded.T
     close(values(tiny_reward("image_similarity", path=path)), cosine[0], 0, 1e-5)
@@ -188,9 +192,22 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     seen = Prompt(text="a cat", images=tuple(map(Media.array, examples()[:2])))
     two = values(tiny_reward("image_similarity", path=path), examples()[2:3], [seen])
     close(two, cosine[2, :2].mean()[None], 0, 1e-5)  # several images count alike
+    Image.fromarray(examples()[1]).save(tmp_path / "own.png")
+    own = [Prompt(text="", record=json.dumps({"target": str(tmp_path / "own.png")}))]
+    to_own, bare = tiny_reward("image_similarity", path=path, against="target"), [Prompt(text="a cat")]
+    to_own.check(own)
+    close(values(to_own, examples()[2:3], own), cosine[2, 1][None], 0, 1e-5)
+    for reward, said in (
+        (to_own, "'a cat': its record has no target"),
+        (replace(to_own, against=None), "shows no image"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            reward.check(bare)
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
+    clips = [Clip(frames=np.stack([image] * 2), fps=8.0) for image in examples()]
+    close(values(tiny_reward("image_variety", path=path), clips, [Prompt(text="a cat")] * 4), 1 - others, 0, 1e-5)
     nearest = tiny_reward("image_variety", path=path)(examples(), [Prompt(text="a cat")] * 4)
     close(torch.tensor([one.numbers["nearest"] for one in nearest]), 1 - (cosine - 2 * torch.eye(4)).amax(1), 0, 1e-5)
     apart = tiny_reward("image_variety", path=path)(examples(), asked(*"aabc"))
@@ -199,7 +216,7 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_the_differentiable_score_is_the_score_and_its_gradient_that_of_finite_differences(name):
-    reward = tiny_reward(name)
+    reward = tiny_reward(name, dtype="float32")
     expected = values(reward)
     for image, prompt, value in zip(examples(), prompts(), expected, strict=True):  # made larger, smaller and cut
         found = reward.differentiable(as_tensor(image), [prompt])
@@ -247,6 +264,9 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     with pytest.raises(ValueError, match="can't be read as weights"):
         tiny_reward("hpsv2", folder).prepare()
     assert "this was run" not in capsys.readouterr().out
+    torch.save([torch.zeros(1)], folder / HPS)
+    with pytest.raises(ValueError, match="holds a list, not weights by name"):
+        tiny_reward("hpsv2", folder).prepare()
 
 
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_checkpoints.yaml").read_text())
