@@ -22,7 +22,8 @@ from tests.support.http_servers import images_of, json_server, listing, question
 from tests.support.language_samples import folder_of, model_of, theirs_of
 from tests.support.scoring import evaluated
 
-CAT = Prompt(text="a cat")
+ASKED = [["How many cats?", 2], ["Is it red?", "Yes"], ["What is it?", "cat"]]  # GenEval2's questions
+CAT = Prompt(text="a cat", record=json.dumps({"vqa_list": ASKED}))
 SHARES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
 NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
@@ -90,6 +91,9 @@ def test_what_is_sent_to_a_server_and_what_is_read():
     ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
     ("yes_no", {"the": 0.98, "a": 1e-4}, None),
     ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
+    ("soft_tifa_am", {"two": 0.2, " 2": 0.1, "yes": 0.3, " Cat": 0.25, "the": 1e-4}, (0.3 + 0.3 + 0.25) / 3),
+    ("soft_tifa_gm", {"two": 0.2, " 2": 0.1, "yes": 0.3, " Cat": 0.25, "the": 1e-4}, (0.3 * 0.3 * 0.25) ** (1 / 3)),
+    ("soft_tifa_gm", {"two": 0.9, "yes": 0.05, "the": 1e-4}, 0.0),
     ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
     ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
 ])  # fmt: skip
@@ -98,6 +102,17 @@ def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely
         (score,) = asked(server, noise_image(0), form=form)
     assert score.value == (None if value is None else pytest.approx(value))
     assert value is not None or "something else" in score.note or "may be as likely" in score.note
+
+
+def test_what_a_server_writes_is_read_by_the_form_and_one_that_was_cut_says_so(tmp_path):
+    (tmp_path / "question.txt").write_text("How good is {prompt}?")
+    form = {"form": "unified_reward", "question_file": str(tmp_path / "question.txt")}
+    replies = iter([writing("Final Score: 4"), writing("Final Sc", reason="length")])
+    with answering(lambda request, count: (200, next(replies))) as server:
+        (good,), (cut,) = (asked(server, noise_image(seed), **form) for seed in range(2))
+        assert (server.got[0]["max_tokens"], question_of(server.got[0])) == (2048, "How good is a cat?")
+    assert (good.value, good.note) == (0.8, "4")
+    assert (cut.value, "it was cut: raise max_new_tokens" in cut.note) == (None, True)
 
 
 def test_nothing_is_asked_twice_and_what_differs_is():
@@ -185,6 +200,11 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
         shown = [images_of(request) for request in server.got]
         assert [len(one) for one in shown] == [2, 1, 8, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
+        judged(endpoint(reward, url=server.url, media="leave_out"), [Response("4")], SEEN)
+        chat = Prompt(text="b", messages=tuple(Message(who, (Part("text", who),)) for who in ("system", "user")))
+        judged(endpoint(reward, url=server.url), [Response("4")], chat)
+        assert (images_of(server.got[5]), "system: system\nuser: user" in question_of(server.got[6])) == ([], True)
+        del server.got[5:]
         judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
         assert "Response: 4 {prompt}" in question_of(server.got[5])
         assert len(images_of(server.got[5])) == 1
@@ -253,7 +273,7 @@ def test_it_sees_images_and_what_it_does_not_say_or_read_is_missing():
     assert found[0] == found[2] != found[1]
     with pytest.raises(ValueError, match="can't see the images"):
         said("red", prompt=SEEN)
-    assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == [None]
+    assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == values(said("a", form="pair")) == [None]
     (unsure,) = said("I do", least=0.9)
     assert (unsure.value, "something else than Yes, No" in unsure.note) == (None, True)
     assert [one.value is None for one in said("x" * 50, "x", max_length=120, least=0.0)] == [True, False]
@@ -261,12 +281,14 @@ def test_it_sees_images_and_what_it_does_not_say_or_read_is_missing():
 
 @pytest.mark.parametrize(("judge", "options", "why"), [
     (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-    (reward, {"question_file": "plain.txt"}, r"\{response\}"),
+    (reward, {"question_file": "plain.txt"}, r"\{response\}"), (flow_reward, {}, "has no processor"),
+    (flow_reward, {"question_file": "answered.txt", "form": "yes"}, "has no answer, which the question"),
     (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
 ])  # fmt: skip
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
+    (tmp_path / "answered.txt").write_text("Is it {answer}?")
     own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
     with pytest.raises(ValueError, match=why):
         judge(**own | options).check([CAT])
