@@ -5,6 +5,7 @@ import io
 import json
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from burnish.rewards.judges.forms import Question, spellings
+from burnish.rewards.judges.rewards import spelt_of
 from burnish.rewards.text.base import Response
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -233,6 +236,17 @@ def test_a_score_is_read_as_published_judges_write_it_or_has_no_value():
         for text in NONSENSE:
             found = parsed(PARSERS[form], text)
             assert (found.value, "can't be read" in found.note) == (None, True), (form, text[:20])
+
+
+def test_of_an_answer_of_geneval_2_the_first_token_counts_and_twice_where_two_spellings_share_it():
+    model = model_of("llama")
+    question = Question(answers=(spellings("How many?", "12"), spellings("Is it?", "No "), spellings("What?", "Cat")))
+    for first, ids in ((True, slice(0, 1)), (False, slice(None))):
+        found = spelt_of(model, replace(question, first=first))
+        spelt = [["twelve", "Twelve", " twelve", " Twelve", "12", " 12"], ["No", "no", " No", " no"],
+                 ["Cat", "Cat", " Cat", " Cat"]]  # fmt: skip
+        own = [[model.response_ids(text)[: -len(model.end)][ids] for text in one] for one in spelt]
+        assert found == [one if first else [*map(list, dict.fromkeys(map(tuple, one)))] for one in own]
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
