@@ -12,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -147,7 +147,7 @@ class Tools(Environment):
     def _served(self) -> dict[str, dict[str, Any]]:
         if not self.servers:
             return {}
-        with ExitStack() as stack:
+        with closing(ExitStack()) as stack:  # an error that the connections saw would come in groups of theirs
             return {name: tool.schema for name, tool in connect(self.servers, stack).items()}
 
     @property

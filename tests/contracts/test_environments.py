@@ -40,7 +40,7 @@ def test_tools(tmp_path: Path) -> None:
 
 
 SERVER = """\
-from mcp.server.mcpserver import Image, MCPServer
+from mcp.server.mcpserver import Audio, Image, MCPServer
 server = MCPServer("sums")
 @server.tool()
 def add(a: int, b: int) -> int:
@@ -52,6 +52,9 @@ def shown(grey: int) -> Image:
     import io, PIL.Image
     PIL.Image.new("L", (8, 8), grey).save(data := io.BytesIO(), "PNG")
     return Image(data=data.getvalue(), format="png")
+@server.tool()
+def heard() -> Audio:
+    return Audio(data=b"RIFF", format="wav")
 server.run()
 """
 
@@ -61,7 +64,7 @@ def test_tools_of_a_server(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     tools = lookup("environment", "tools")(servers={"sums": f"{sys.executable} {tmp_path / 'server.py'}"})
     tools.check()
-    assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown"]
+    assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown", "heard"]
     call = '<tool_call>{"name": "add", "arguments": {"a": %s, "b": 2}}</tool_call>'
     picture = '<tool_call>{"name": "shown", "arguments": {"grey": 200}}</tool_call>'
     check_environment(tools, PROMPT, [call % 2, picture, call % 10, "It is 4."])
@@ -69,9 +72,15 @@ def test_tools_of_a_server(tmp_path: Path) -> None:
     episode.reset(PROMPT, 0)
     assert [episode.step(call % a).words for a in (2, 10)] == ["4", "error: RuntimeError: Error executing tool add"]
     assert episode.step(picture).images[0].getpixel((0, 0)) in (200, (200, 200, 200))
+    assert '"mimeType":"audio/wav"' in episode.step('<tool_call>{"name": "heard", "arguments": {}}</tool_call>').words
+    tools.functions["add"] = "tests.support.tool_functions:add"
+    with pytest.raises(UserError, match=r"environment\.functions has add, as a server"):
+        tools.check()
     tools.close()
-    with pytest.raises(UserError, match=r"environment\.servers\.sums is 'true'"):
-        lookup("environment", "tools")(servers={"sums": "true"}).check()
+    twice = dict.fromkeys("ab", tools.servers["sums"])
+    for servers, said in (({"sums": "true"}, r"servers\.sums is 'true'"), (twice, r"servers\.b has a tool add, as")):
+        with pytest.raises(UserError, match=said):
+            lookup("environment", "tools")(servers=servers).check()
 
 
 def test_servers_of_openenv() -> None:

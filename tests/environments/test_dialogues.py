@@ -180,6 +180,8 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     (told,) = Tools(functions=drawing).tools()[None]
     words = {"prompt": {"type": "string", "description": "what it shows"}}
     assert told["function"]["parameters"] == {"type": "object", "properties": words, "required": ["prompt"]}
+    with pytest.raises(UserError, match=r"does not draw an image from a text with .*'height': 'x'"):
+        Draw(str(files / "sd3"), height="x")
     for functions, arguments, message in (
         (drawing, {"draw": {}}, r"environment\.arguments\.draw .*'path'"),
         (drawing, {"draw": {"path": "nowhere"}}, "nowhere"),
@@ -210,6 +212,9 @@ def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
     rows, _ = evaluated(files, {"environment": {}}, [{"prompt": "a fox"}], *sampled, environment=given)
     kept = [(files / "judged" / "pictures" / name).read_bytes() for row in rows for name in row["images"]]
     assert len({row["response"] for row in rows}) == len(set(kept)) == 2  # each response has its own image
+    mute = drawing | {"reward": {"name": "function", "path": f"{HERE}:mute"}}
+    with pytest.raises(ValueError, match="the image has no reward: "):
+        begun(lookup("environment", "function")(path=enhancer.path, arguments=mute)).step("a fox")
     for wrong in (drawing | {"path": "nowhere", "reward": bright}, drawing | {"reward": "nothing_such"}):
         with pytest.raises(UserError):
             lookup("environment", "function")(path=enhancer.path, arguments=wrong).check()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Message, Part, Prompt
 from tests.support.tiny_run import TinyRun, burnish
 
 SCORERS = """
@@ -72,7 +72,8 @@ class Suites:
         (self.folder / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
         path = self.folder / "mine.yaml"
         about = {"about": "x", "licence": "x", "prompts": "asked.jsonl", "primary_metric": "mine"}
-        scorers = {"mine": {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}
+        scorers = {"mine": {"name": "ocr"} if scorer == "ocr" else
+                   {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}  # fmt: skip
         settings = LANGUAGE if half == "language" else DRAWING
         path.write_text(yaml.safe_dump(about | settings | {"scorers": scorers} | changes))
         return path
@@ -95,7 +96,7 @@ def suites(files, tmp_path):
 
 
 def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
-    from burnish.evaluation.suite import chosen, read_suite, suite_names
+    from burnish.evaluation.suite import _instructed, chosen, read_suite, suite_names
 
     listed, sets = burnish("eval", "--list").out, burnish("data", "list").out
     for name in suite_names():
@@ -105,13 +106,17 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
         prompts = str(suite.prompts)
         assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
     asked, some = [Prompt(text=word) for word in WORDS], replace(suite, max_prompts=3)
+    instructed = Prompt(text="a b", messages=(Message("user", (Part("text", "a"), Part("text", " b"))),))
+    assert (_instructed(Prompt(text="a"), " b"), _instructed(asked[0], "")) == (instructed, asked[0])
     assert chosen(some, asked) == chosen(some, asked[::-1])[::-1] != asked[:3], "by what they say"
 
 
 @pytest.mark.parametrize("case", yaml.safe_load((Path(__file__).parent / "wrong.yaml").read_text()), ids=str)
 def test_what_is_wrong_is_named(suites, case, monkeypatch):
     monkeypatch.chdir(suites.folder)
-    suites.write(**case["change"])
+    suites.write(**case.get("change", {}))
+    if "text" in case:
+        Path("mine.yaml").write_text(case["text"])
     said = suites.evaluate("out", status=2)
     assert [name for name in case["names"] if name not in said] == []
 
@@ -130,10 +135,11 @@ ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
     ("near", [{"kind": "colours"}], ""),
     ("bright", [{"kind": "colours", "scorers": ["reward"]}], "reward gives"),  # it reads no prompt
     ("constant", [{"kind": "clauses"}], "the same"),
+    ("ocr", [{"kind": "written"}], ""), ("bright", [{"kind": "written"}], "(the written 'red' and 'blue')"),
 ])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
     half = "language" if sanity_checks in ([], ANSWERS) else "generators"
-    asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
+    asked = ASKED if half == "language" else [{"prompt": "a blue cube", "answer": "Blue"}, {"prompt": 'a "red" cube'}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks, alive=None if sanity_checks else "mine")
     result = suites.evaluate("out", half=half)
     assert (result["valid"], result["missing"]["mine"]) == (not why, 6 if scorer == "nothing" else 0)
@@ -168,10 +174,12 @@ def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
 def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
     values = [(7 * i % 20) / 20 for i in range(20)]  # prompts differ far more than the evaluations do
     for name, more in (("before", 0.0), ("after", 0.02)):
-        suites.write(asked=valued([value + more for value in values]))
+        suites.write(asked=valued([value + more for value in values]), responding={"max_new_tokens": 3 + (more > 0)})
         suites.evaluate(name)
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after").out
     assert said.count("0.0200") >= 3, "the change, and both ends of its interval"
+    assert "max_new_tokens is 3 before and 4 after" in said
+    assert "scorers or settings of the suite differ" in said
     suites.write(asked=valued(values), version=2)
     suites.evaluate("newer")
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "newer", status=2).message
