@@ -1,5 +1,6 @@
 """Dialogues with environments: tools, the images that they show, a game, and runs that learn from them."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from burnish.registry import lookup
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils.errors import UserError
+from tests.support.processes import gone
 from tests.support.scoring import evaluated
 from tests.support.shown import blocks
 from tests.support.tiny_run import ROOT, burnish
@@ -97,12 +100,33 @@ def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works(made
     assert asked(tools, SUM).words == "42"
 
 
+def test_a_program_that_asks_nothing_is_broken_and_one_that_takes_too_long_is_ended():
+    agent, slow = (lookup("environment", "agent")(**one) for one in
+                   ({"command": ["true"]}, {"command": ["sleep", "600"], "deadline": 0.1}))  # fmt: skip
+    with pytest.raises(RuntimeError, match="ended without a request to OPENAI_BASE_URL"):
+        agent.episode().reset(Prompt(text="?"), 0)
+    late = slow.episode()
+    with pytest.raises(TimeoutError, match=r"longer than 0.1 s \(environment.deadline\)"):
+        late.reset(Prompt(text="?"), 0)
+    with urlopen(f"{slow.address.url}/models") as reply:
+        assert [one["owned_by"] for one in json.load(reply)["data"]] == ["burnish"]
+    ended = partial(gone, late.process.pid)
+    slow.close()
+    del late
+    gc.collect()
+    assert ended()
+
+
 def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
     tools = made("later", "empty")
     told = asked(tools, call("later", a=4))
     assert told.words == "[image]\n[video]\n?"
     assert (len(told.images), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
+    with pytest.raises(TypeError, match="an observation holds dict, which is neither text nor an image"):
+        Observation([{}])
+    with pytest.raises(RuntimeError, match=r"the tools can't be loaded: .*missing 1 required .*'factor'"):
+        asked(made(functions={"made": "tests.support.named_rewards:Loaded"}), call("made", images=[]))
     assert "error: OSError: an image of 0 x 0 pixels" in asked(tools, call("empty")).words
     assert "error: ValueError: an array of uint8 [0, 28, 28, 3]" in asked(tools, call("later", a=0)).words
     tools = made("seeded")
