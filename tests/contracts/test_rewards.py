@@ -11,11 +11,13 @@ import torch
 from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.calls import call_reward
+from burnish.rewards.scoring import Scorer, ScoringOptions
 from burnish.rewards.text.base import Response
 from burnish.testing import check_reward
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Kind, Sound
+from burnish.utils.errors import UserError
 from tests.support.processes import holds_nothing_up
 from tests.support.scorers import SCORERS, tiny_reward
 from tests.support.tiny_run import burnish
@@ -111,6 +113,13 @@ def test_a_broken_one_is_found_out(why: str) -> None:
         reward.numbers = ("size",)
         said = {"forgets": "returned 1 scores for 3 images", "draws": "declares the number size"}[why]
         assert said in call_reward(reward, IMAGES, PROMPTS).note
+
+
+def test_one_that_other_processes_can_not_have_is_refused_before_they_start() -> None:
+    reward = Broken()
+    reward.why = lambda: 0  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"reward mine can't be sent to a scoring process: .*scoring.processes=0"):
+        Scorer({"mine": reward}, ScoringOptions(processes=1)).start()
 
 
 SHADES = np.arange(1, 101, 10, dtype=np.uint8)  # of ten frames

@@ -1,6 +1,7 @@
 """Rewards on text by rules: what is right in how many spellings, what is not, and that no text takes long to read."""
 
 import json
+import pickle
 import random
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from burnish.registry import lookup, names
 from burnish.rewards.calls import call_reward
-from burnish.rewards.text.base import Response
+from burnish.rewards.text.base import Dialogue, Response
 from burnish.types.prompt import Prompt
 from tests.support.asked import ask, reward, values
 
@@ -35,6 +36,16 @@ def test_a_form_of_ones_own_matches_the_whole_response():
     assert values(own, ("12\nab\nc", None), ("x12\n", None), ("12", None)) == [1, 0, 0]
     with pytest.raises(ValueError, match="pattern"):
         reward("format", form="pattern", pattern="(")
+
+
+def test_rewards_of_an_environment_are_summed_or_missing_and_go_to_other_processes_without_images():
+    said = Dialogue((("policy", "a"), ("user", "b"), ("policy", "c")), (0.5, None), images=(None,))
+    responses = [Response("c", dialogue=one) for one in (said, Dialogue((("policy", "a"),), (None,)), None)]
+    scores = reward("environment")(pickle.loads(pickle.dumps(responses)), [Prompt(text="?")] * 3)
+    assert [(one.value, one.note) for one in scores] == [
+        (0.5, "2 turns"), (None, "the environment gave no reward"), (None, "there was no environment")
+    ]  # fmt: skip
+    assert pickle.loads(pickle.dumps(said)) == said != pickle.loads(pickle.dumps(said)).images == ()
 
 
 def test_tags_in_a_prompt_satisfy_nothing():
