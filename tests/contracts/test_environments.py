@@ -1,5 +1,6 @@
 """Environments keep what plug-ins are asked for: a dialogue is a function of its prompt, its seed and the responses."""
 
+import json
 import random
 import socket
 import sys
@@ -9,6 +10,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import yaml
 
 from burnish.environments.base import Environment, Observation
 from burnish.environments.function import action_in, shown
@@ -39,29 +41,9 @@ def test_tools(tmp_path: Path) -> None:
     check_environment(tools, PROMPT, [call, broken, "It is 4."])
 
 
-SERVER = """\
-from mcp.server.mcpserver import Audio, Image, MCPServer
-server = MCPServer("sums")
-@server.tool()
-def add(a: int, b: int) -> int:
-    if a > 9:
-        raise ValueError("too large")
-    return a + b
-@server.tool()
-def shown(grey: int) -> Image:
-    import io, PIL.Image
-    PIL.Image.new("L", (8, 8), grey).save(data := io.BytesIO(), "PNG")
-    return Image(data=data.getvalue(), format="png")
-@server.tool()
-def heard() -> Audio:
-    return Audio(data=b"RIFF", format="wav")
-server.run()
-"""
-
-
 def test_tools_of_a_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
-    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "server.py").write_text(yaml.safe_load((ROOT / "tests/environments/games.yaml").read_text())["server"])
     tools = lookup("environment", "tools")(servers={"sums": f"{sys.executable} {tmp_path / 'server.py'}"})
     tools.check()
     assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown", "heard"]
@@ -200,12 +182,7 @@ def test_a_broken_one_is_found_out(broken: type[Environment]) -> None:
         check_environment(broken(), PROMPT, ["a", "b"])
 
 
-MARKS = (
-    "<tool_call>", "<tool_call><function=a><parameter=b>", "<tool_call><arg_key>", "<minimax:tool_call>", "functions.",
-    '<minimax:tool_call><invoke name="a">', "<seed:tool_call><function=a>", "```python\n", "[TOOL_CALLS]",
-    "<|tool_call>call:a{", "<|action_start|>", "<|tool_call_begin|>", "to=functions.a", "<｜tool▁call▁begin｜>a",
-    "{", "[", "a(", " ", "\n",
-)  # fmt: skip
+MARKS = json.loads(Path(__file__).with_name("marks.json").read_text())["calls"]
 
 
 @pytest.mark.parametrize("name", names("call format"))

@@ -1,5 +1,6 @@
 """Every reward keeps what plug-ins are asked for: finite or missing, the same when asked again and in any batch."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,14 +67,7 @@ def test_of_responses(name: str, files: Path) -> None:
     check_reward(reward, responses, prompts, rel=WITHIN if reward.has_weights else 0.0)
 
 
-MARKS = (
-    "<answer>", "<think>", "<think></think><answer>", "\\boxed{", "\\boxed{}", "{", "(", "[", "1", "1,", "1 ", "a",
-    "a ", "A. ", "(A)", "**", "\\frac{", "sqrt(", "=", "^", " ", "\n", "not ", "[1,2,3,4]", "answer is ", "é",
-)  # fmt: skip
-READERS = {
-    "numeric": {"extract": "tag_or_boxed"}, "exact": {"extract": "boxed"}, "multiple_choice": {"extract": "all"},
-    "format": {"form": "think_then_answer"}, "iou": {}, "repetition": {},
-}  # fmt: skip
+MARKS, READERS = (json.loads(Path(__file__).with_name("marks.json").read_text())[name] for name in ("texts", "rules"))
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +14,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from tests.support.optional import seldom
 from tests.support.records import GENERATOR, LANGUAGE, read, write
-from tests.support.runs import last_state
 from tests.support.shown import ROOT, blocks
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -92,21 +92,6 @@ def without_steps(files, paths):
     return run
 
 
-@pytest.mark.thorough
-def test_a_run_of_epochs_has_as_many_updates_and_can_be_made_longer(files, tmp_path):
-    run = without_steps(files, lists(tmp_path, 5, 3))
-    run.train("data.epochs=0.5", "data.mix=[3, 1]")
-    assert "steps: 2" in (run.output / "config.yaml").read_text(), "half of 8 records by twos"
-    run.train("data.epochs=1", "data.mix=[3, 1]")
-    whole = last_state(run.output)
-    assert run.metrics[-1]["training/global_step"] == 4
-    said = run.train("data.epochs=2", "data.mix=[1, 1]", status=2).message
-    assert "data.mix: [3.0, 1.0] -> [1.0, 1.0]" in said
-    straight = without_steps(files, lists(tmp_path, 5, 3))
-    straight.train("steps=4", "data.mix=[3, 1]")
-    assert last_state(straight.output) == whole
-
-
 def test_the_command_line_decides_between_steps_and_epochs(files, tmp_path):
     paths = lists(tmp_path, 5, 3)
     recipe, upper, above = without_steps(files, paths).recipe, tmp_path / "upper.yaml", tmp_path / "above.yaml"
@@ -171,11 +156,7 @@ def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_se
             known[group["prompt"]].append(sum(group["rewards"]) / 2)
 
 
-WRONG = {  # what a sampler does, and what is said of it
-    "few": ("return [0] * (count - 1)", ["3 numbers", "0 to 3", "returned 2 of them", "update 1"]),
-    "out": ("return [0, 1, 4]", ["0 to 3", "returned 4"]), "texts": ("return ['a'] * count", ["'a'"]),
-    "broken": ("raise RuntimeError('no luck')", ["update 1", "RuntimeError: no luck", "mine.py:2"]),
-}  # fmt: skip
+WRONG = json.loads(Path(__file__).with_name("wrong_records.json").read_text())["samplers"]  # and what is said of each
 
 
 @pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=list(WRONG))

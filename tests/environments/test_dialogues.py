@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from burnish.environments.base import Observation, answers
@@ -31,6 +32,7 @@ EXAMPLE = ROOT / "examples" / "grid_game.py"
 HERE = "tests.support.tool_functions"
 SUM = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
 Tools = lookup("environment", "tools")
+TABLE = yaml.safe_load(Path(__file__).with_name("games.yaml").read_text())
 
 
 @pytest.fixture
@@ -76,13 +78,7 @@ def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(made):
 def test_a_wrong_call_is_told_so_to_the_model_however_deep_it_is_nested(made):
     tools = made("add", "sleep")
     for call, message in (
-        ("add(2, 40)", "error: a call must be JSON"),
-        ("[1]", "error: a call must be JSON"),
-        ('{"name": "sub", "arguments": {}}', "error: there is no tool 'sub'; there are add, sleep"),
-        ('{"name": ["add"], "arguments": {}}', "error: there is no tool"),
-        ('{"name": "add", "arguments": [2, 40]}', "error: arguments must be an object"),
-        ('{"name": "add", "arguments": {"a": 2}}', "error: TypeError: add() missing 1 required"),
-        ('{"name": "add", "arguments": {"a": 2, "b": "x"}}', "error: TypeError"),
+        *TABLE["told"],
         # Python's JSON and pickles end at depths of their own
         *((f'{{"name": "add", "arguments": {{"a": {depth * "["}{depth * "]"}}}}}', "error: ")
           for depth in (100, 500, 800, 900, 940, 980, 5000, 100_000)),
@@ -172,15 +168,7 @@ def test_tools_on_images_show_copies_that_can_be_looked_at_again(made):
     assert shown("draw_line(points=[[0, 0], [10, 0]])").getpixel((4, 0)) == (255, 0, 0)
     assert shown("crop(bbox_2d=[0, 0, 80, 40])").tobytes() == Image.fromarray(PAGE).tobytes()
     assert shown("crop(bbox_2d=[0, 0, 100, 0.5], image=5)").size == (100, 1)
-    for wrong, message in (
-        ("zoom(bbox_2d=[70, 10, 60, 20])", "holds no pixel"),
-        ("zoom(bbox_2d=[10, 9, 20, 9.4])", "holds no pixel"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=99)", "images 1 to 10"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=0)", "is 0"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=True)", "is True"),
-        ("crop(bbox_2d=[0, 0, 101, 1], image=5)", "101 x 1"),
-        ("zoom(bbox_2d=[1, 2])", "unpack"),
-    ):
+    for wrong, message in TABLE["wrong calls"]:
         seen = episode.step(f"[{wrong}]")
         assert (seen.images, message in seen.words) == ([], True)
     two = begun(made(functions=functions, calls="pythonic", role="user"), SHOWN)
@@ -244,24 +232,6 @@ def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
             lookup("environment", "function")(path=enhancer.path, arguments=wrong).check()
 
 
-GAMES = """
-import time
-from burnish.environments.base import Observation
-
-
-class Game:
-    def reset(self, prompt, seed):
-        self.text, self.turns = prompt.text, 0
-        return Observation("Begin.")
-
-    def step(self, response):
-        self.turns += 1
-        if self.text == "Two?":
-            time.sleep(2)
-        return Observation(f"Turn {self.turns}.", reward=0.5 * self.turns, done=self.turns == 3)
-"""
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_questions_are_asked_as_many_at_a_time_as_is_said(concurrency):
     under_way, most, meeting = [], [], Barrier(concurrency)
@@ -282,7 +252,7 @@ def test_questions_are_asked_as_many_at_a_time_as_is_said(concurrency):
 
 
 def played(files, folder, *texts: str, **options):
-    (folder / "games.py").write_text(GAMES)
+    (folder / "games.py").write_text(TABLE["games"])
     environment = {"name": "function", "path": f"{folder}/games.py:Game"} | options
     records = [{"prompt": text} for text in texts]
     return evaluated(files, {"environment": {"weight": 0.5}}, records, environment=environment)[0]

@@ -13,48 +13,7 @@ import yaml
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.tiny_run import TinyRun, burnish
 
-SCORERS = """
-import numpy as np
-
-PLAIN = {"red": (200, 30, 30), "green": (30, 150, 50), "blue": (30, 60, 200), "yellow": (235, 205, 30)}
-
-
-def told(responses, prompts, value):
-    return value
-
-
-def near(images, prompts):
-    wanted = [next(rgb for name, rgb in PLAIN.items() if name in prompt.text) for prompt in prompts]
-    return [-float(np.abs(image[0, 0].astype(float) - rgb).sum()) for image, rgb in zip(images, wanted)]
-
-
-def bright(images, prompts):
-    return [float(image.mean()) for image in images]
-
-
-def ignores_prompts(responses, prompts):
-    return [float(len(one.text) % 7) for one in responses]
-
-
-def ignores_samples(responses, prompts):
-    return [float(len(one.answer) + int(one.answer, 36) % 5) for one in prompts]
-
-
-def constant(samples, prompts):
-    return [1.0] * len(samples)
-
-
-def nothing(samples, prompts):
-    return [None] * len(samples)
-
-
-def exact(responses, prompts):
-    return [float(f"<answer>{prompt.answer}</answer>" == one.text) for one, prompt in zip(responses, prompts)]
-
-
-def late(responses, prompts):
-    return exact(responses, prompts)[1:] + exact(responses[:1], prompts)
-"""
+TABLE = yaml.safe_load(Path(__file__).with_name("scorers.yaml").read_text())
 WORDS = ("one", "two", "three", "four", "five", "six")
 ASKED = [{"prompt": f"No. {word}?", "answer": word, "value": i / 10} for i, word in enumerate(WORDS)]
 LANGUAGE = {"task": "image-text-to-text", "responding": {"temperature": 1.0, "max_new_tokens": 3}}
@@ -66,7 +25,7 @@ class Suites:
 
     def __init__(self, files, folder) -> None:
         self.files, self.folder = files, folder
-        (folder / "scorers.py").write_text(SCORERS)
+        (folder / "scorers.py").write_text(TABLE["code"])
 
     def write(self, scorer="told", asked=ASKED, half="language", **changes):
         (self.folder / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
@@ -121,24 +80,9 @@ def test_what_is_wrong_is_named(suites, case, monkeypatch):
     assert [name for name in case["names"] if name not in said] == []
 
 
-ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
-
-
-@pytest.mark.parametrize(("scorer", "sanity_checks", "why"), [
-    ("exact", ANSWERS, ""),
-    ("ignores_prompts", ANSWERS, "mine gives"),
-    ("ignores_samples", ANSWERS, "mine gives"),
-    ("constant", ANSWERS, "mine gives right and wrong the same"),
-    ("nothing", ANSWERS, "gives no value where it has to"), ("nothing", [], "6 of 6 values of mine are missing"),
-    ("exact", [], "mine is 0 for all 6 samples"),
-    ("late", ANSWERS, "to what is right"),
-    ("near", [{"kind": "colours"}], ""),
-    ("bright", [{"kind": "colours", "scorers": ["reward"]}], "reward gives"),  # it reads no prompt
-    ("constant", [{"kind": "clauses"}], "the same"),
-    ("ocr", [{"kind": "written"}], ""), ("bright", [{"kind": "written"}], "(the written 'red' and 'blue')"),
-])  # fmt: skip
+@pytest.mark.parametrize(("scorer", "sanity_checks", "why"), TABLE["caught"])
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
-    half = "language" if sanity_checks in ([], ANSWERS) else "generators"
+    half = "language" if all(one["kind"] == "answers" for one in sanity_checks) else "generators"
     asked = ASKED if half == "language" else [{"prompt": "a blue cube", "answer": "Blue"}, {"prompt": 'a "red" cube'}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks, alive=None if sanity_checks else "mine")
     result = suites.evaluate("out", half=half)

@@ -1,6 +1,7 @@
 """Functions and classes of users as rewards: they get what their parameters name, and may return what they like."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,11 +127,8 @@ def test_a_class_is_made_once_in_a_process_and_a_file_is_read_where_the_run_bega
         assert values(one, [Response("abc"), Response("abc", finished=False)], PROMPTS[:2]) == [30, 0]
 
 
-WRONG = {
-    "raises": "ZeroDivisionError: not for me", "nan": "nan", "inf": "inf", "large": "1e+300", "text": "'good'",
-    "list": "[1, 2] as 'boxes'", "none": "score and reward", "missing": "no face",
-    "tokens": "values for 2 tokens; it has to ask for response_ids",
-}  # fmt: skip
+TABLE = json.loads(Path(__file__).with_name("answers.json").read_text())
+WRONG = TABLE["of functions"]
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -166,16 +164,8 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
         package.train(package.load("quickstart", mine, "model.path=nowhere", "output_dir=run"))
 
 
-@pytest.mark.parametrize(("kind", "name", "arguments", "why"), [
-    (drawn, "by_name", {}, r"'difficulty'.* prompt 'd' \(data.jsonl:9\).* 'other'"),
-    (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
-    (drawn, "tests.support.bad_rewards:takes_no_prompts", {}, r"bad_rewards.py:\d+\) .*too many positional"),
-    (drawn, "wants_responses", {}, "responses, but scores images"),
-    (said, "wants_latents", {}, "latents, but scores responses"), (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
-    (drawn, "burnish.rewards.base:Reward", {}, "is a reward itself"), (drawn, "builtins:max", {}, "no parameters to"),
-    (drawn, f"{__name__}:trios", {}, r"trios .*compares is 'trios'"),
-])  # fmt: skip
+@pytest.mark.parametrize(("kind", "name", "arguments", "why"), TABLE["refused functions"])
 def test_what_nobody_has_is_refused_before_the_run(kind, name, arguments, why):
     odd = Prompt(text="d", record='{"other": 1}', where="data.jsonl:9")
     with pytest.raises(ValueError, match=why):
-        kind(name, **arguments).check([*PROMPTS, odd])
+        {"drawn": drawn, "said": said}[kind](name, **arguments).check([*PROMPTS, odd])

@@ -51,12 +51,7 @@ def prompt(**record):
     return Prompt(text="a photo", extra=json.dumps({"extra_info": record}))
 
 
-@pytest.mark.parametrize(("wanted", "problem"), [
-    ({"include": []}, "no clause"), ({"include": [include("mouse")]}, "no class"), ({"include": None}, "no list"),
-    ({"include": [include("dog", 0)]}, "clause 1 has no 'count' of 1"),
-    ({"include": [include("dog", color="teal")]}, "'teal'"),
-    ({"include": [include("dog"), include("cat", position=["near", 0])]}, "earlier clause"),
-])  # fmt: skip
+@pytest.mark.parametrize(("wanted", "problem"), CASES["refused"])
 def test_records_that_can_not_be_judged_are_refused_and_missing(wanted, problem):
     reward, asked = tiny_reward(NAME), prompt(**wanted)
     with pytest.raises(ValueError, match=problem):

@@ -28,6 +28,8 @@ from tests.support.scoring import evaluated
 ASKED = [["How many cats?", 2], ["Is it red?", "Yes"], ["What is it?", "cat"]]  # GenEval2's questions
 CAT = Prompt(text="a cat", record=json.dumps({"vqa_list": ASKED}))
 SHARES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
+# of a server's tokens what forms make: where one that is not listed may be likely, nothing
+TABLE = json.loads(Path(__file__).with_name("judge_replies.json").read_text())
 NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
@@ -88,18 +90,7 @@ def test_what_is_sent_to_a_server_and_what_is_read():
     assert (of_png(*images_of(request)) == noise_image(0)).all()
 
 
-@pytest.mark.parametrize(("form", "shares", "value"), [
-    ("vqascore", SHARES, 0.7),
-    ("yes_no", SHARES, 0.74 / 0.94),
-    ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
-    ("yes_no", {"the": 0.98, "a": 1e-4}, None),
-    ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
-    ("soft_tifa_am", {"two": 0.2, " 2": 0.1, "yes": 0.3, " Cat": 0.25, "the": 1e-4}, (0.3 + 0.3 + 0.25) / 3),
-    ("soft_tifa_gm", {"two": 0.2, " 2": 0.1, "yes": 0.3, " Cat": 0.25, "the": 1e-4}, (0.3 * 0.3 * 0.25) ** (1 / 3)),
-    ("soft_tifa_gm", {"two": 0.9, "yes": 0.05, "the": 1e-4}, 0.0),
-    ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
-    ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
-])  # fmt: skip
+@pytest.mark.parametrize(("form", "shares", "value"), TABLE["shares"])
 def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely(form, shares, value):
     with answering(listing(shares)) as server:
         (score,) = asked(server, noise_image(0), form=form)
@@ -214,7 +205,7 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
 
 
 # as published judges write their scores, by form
-READ = json.loads(Path(__file__).with_name("judge_replies.json").read_text())["read"]
+READ = TABLE["read"]
 NONSENSE = [
     "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
     "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
@@ -293,16 +284,12 @@ def test_it_sees_images_and_what_it_does_not_say_or_read_is_missing():
     assert [one.value is None for one in said("x" * 50, "x", max_length=120, least=0.0)] == [True, False]
 
 
-@pytest.mark.parametrize(("judge", "options", "why"), [
-    (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-    (reward, {"question_file": "plain.txt"}, r"\{response\}"), (flow_reward, {}, "has no processor"),
-    (flow_reward, {"question_file": "answered.txt", "form": "yes"}, "has no answer, which the question"),
-    (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
-])  # fmt: skip
+@pytest.mark.parametrize(("judge", "options", "why"), TABLE["refused"])
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
     (tmp_path / "answered.txt").write_text("Is it {answer}?")
-    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
+    made = {"response": reward, "image": flow_reward, "endpoint": endpoint}[judge]
+    own = {"url": "http://127.0.0.1:9"} if made is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
     with pytest.raises(ValueError, match=why):
-        judge(**own | options).check([CAT])
+        made(**own | options).check([CAT])

@@ -136,17 +136,9 @@ def copied(tmp_path):
     return lambda name: shutil.copytree(checkpoint(name), tmp_path / name)
 
 
-CLEANED = {
-    "a sign: “it’s me”": 'a sign: "it\'s me"', "fish &amp;amp; chips &lt;3": "fish & chips <3",
-    "cafÃ© au lait": "café au lait",  # UTF-8 that was read as Latin-1
-    "ﬁne ﬂowers": "fine flowers", "ＮＥＯＮ city": "NEON city", "  two\n\nlines\t here ": "two lines here",
-    "naïve Zoë": "naïve Zoë", "a cat": "a cat",
-}  # fmt: skip
-
-
 def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     close(values(tiny_reward("hpsv2")), hps(), 0, 1e-5)
-    odd, texts = list(CLEANED), list(CLEANED.values())
+    odd, texts = zip(*json.loads(Path(__file__).with_name("answers.json").read_text())["cleaned"].items(), strict=True)
     for four in (slice(0, 4), slice(4, 8)):
         close(values(tiny_reward("hpsv2"), asked=asked(*odd[four])), hps(texts[four]), 0, 1e-5)
     folder = copied("hpsv2")
