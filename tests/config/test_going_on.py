@@ -4,12 +4,15 @@ import errno
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
+CODE = yaml.safe_load(Path(__file__).with_name("wrong_code.yaml").read_text())
 EVERY = ["checkpoint.every=1", "validation.every=1"]
 
 
@@ -75,21 +78,13 @@ def test_steps_decide_weights_where_the_learning_rate_depends_on_them(files, alg
     run.train("steps=3", f"{section}.schedule_updates=4")
 
 
-OTHER = """
-import sys
-from burnish.config.run_folder import RunFolder
-assert "torch" not in sys.modules
-folder = RunFolder(sys.argv[1])
-folder.claim()
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_one_process_at_a_time_trains_in_a_folder(files):
     run = begun(files, "claimed", steps=1)
     other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(run.output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CODE["claims"], str(run.output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert other.stdout.readline() == "claimed\n"
@@ -100,22 +95,11 @@ def test_one_process_at_a_time_trains_in_a_folder(files):
     run.train("steps=2")
 
 
-CLASS = """
-from burnish.rewards.base import Score
-from burnish.rewards.text.base import LanguageReward
-
-
-class Own(LanguageReward):
-    def score(self, responses, prompts):
-        return [Score(0.5) for _ in responses]
-"""
-
-
 def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(files, tmp_path, caplog):
     code = tmp_path / "rewards.py"
     code.write_text((files / "rewards.py").read_text())
     own, moved = tmp_path / "own.py", tmp_path / "moved" / "own.py"
-    own.write_text(CLASS)
+    own.write_text(CODE["class"])
     options = [f"rewards.odd.path={code}:odd", f"rewards.own.name={own}:Own"]
     run = begun(files, "functions", *options, steps=1)
     code.write_text(code.read_text() + "# other\n")

@@ -17,6 +17,8 @@ from tests.support.records import GENERATOR, LANGUAGE, read, write
 from tests.support.shown import ROOT, blocks
 from tests.support.tiny_run import TinyRun, burnish
 
+# code of users: one that writes what it is told, and by what it does wrong, what is said
+SAMPLERS = json.loads(Path(__file__).with_name("wrong_records.json").read_text())["samplers"]
 SMALL = ["algorithm=grpo", "rollout={n: 2, max_new_tokens: 1}", "data.train_batch_size=3", "trainer.epochs=1",
          "checkpoint.every=1", "trainer.mini_batch_size=null"]  # fmt: skip
 
@@ -133,17 +135,8 @@ def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(fil
     assert "1 of 6 training records have changed since the checkpoint: record 1; the run" in caplog.text
 
 
-ASKED = """
-import json
-def choose(records, history, update, count, seed):
-    with open({!r}, "a") as lines:
-        lines.write(json.dumps([update, seed, {{record.text: own for record, own in zip(records, history)}}]) + "\\n")
-    return range(update % 2, update % 2 + count)
-"""
-
-
 def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_seed_each_time(files, tmp_path):
-    (tmp_path / "mine.py").write_text(ASKED.format(str(tmp_path / "asked")))
+    (tmp_path / "mine.py").write_text(SAMPLERS["asks"].format(str(tmp_path / "asked")))
     drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")
     drawn.after(4)
     asked = {line[0]: line for line in map(json.loads, (tmp_path / "asked").read_text().splitlines())}
@@ -156,10 +149,7 @@ def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_se
             known[group["prompt"]].append(sum(group["rewards"]) / 2)
 
 
-WRONG = json.loads(Path(__file__).with_name("wrong_records.json").read_text())["samplers"]  # and what is said of each
-
-
-@pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize(("body", "words"), SAMPLERS["wrong"].values(), ids=list(SAMPLERS["wrong"]))
 def test_what_a_sampler_does_wrong_is_named(files, tmp_path, body, words):
     (tmp_path / "mine.py").write_text(f"def choose(records, history, update, count, seed):\n    {body}\n")
     drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")

@@ -13,7 +13,9 @@ from tests.support.tiny_run import burnish
 MOST = 7  # that are told in words at once
 # of each kind: recipe and options that read it, a good record, and wrong ones with a word that the message must have
 KINDS = json.loads(Path(__file__).with_name("wrong_records.json").read_text())
-TABLES, TEMPLATES, FILES, CODES, CODE = (KINDS.pop(name) for name in ("tables", "templates", "files", "codes", "code"))
+TABLES, TEMPLATES, FILES, CODES, CODE, LIBRARIES = (
+    KINDS.pop(name) for name in ("tables", "templates", "files", "codes", "code", "libraries")
+)
 del KINDS["samplers"]
 KINDS["prompts"]["wrong"] += [
     ("[" * 200_000, "nested"), ("{" + '"n":1,' * 100_000 + '"n":2}', "'n'"), (b"caf\xe9", "byte 3 is not UTF-8"),
@@ -43,13 +45,7 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
             assert word in message
 
 
-@pytest.mark.parametrize(("library", "words"), [
-    ("pyarrow", ["data", "show", "{folder}/a.parquet", "--recipe", LANGUAGE]),
-    ("datasets", ["data", "show", "{folder}", "--recipe", LANGUAGE]),
-    ("datasets", ["train", LANGUAGE, "data.train_files=a/b@test"]),
-    ("mcp", ["train", LANGUAGE, "environment={name: tools, servers: {a: b}}"]),
-    ("math_verify", ["train", LANGUAGE, "rewards={exact: null, numeric: {grader: math_verify}}"]),
-])  # fmt: skip
+@pytest.mark.parametrize(("library", "words"), LIBRARIES)
 def test_a_library_that_is_not_there_is_named_with_the_way_to_install_it(folder, monkeypatch, library, words):
     monkeypatch.chdir(folder)
     (folder / "a.parquet").touch()
