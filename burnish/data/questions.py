@@ -131,9 +131,7 @@ def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDat
     Raises:
         UserError: some are too long and ``overlong`` is error, or all of them are.
     """
-    limit = options.max_prompt_length
-    if limit is None:
-        return prompts
+    limit: Any = options.max_prompt_length  # there is one
     kept = [place for place, length in enumerate(lengths) if length <= limit]
     if len(kept) < len(prompts) and (options.overlong == "error" or not kept):
         over = (place for place, length in enumerate(lengths) if length > limit)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import hub_data
+from burnish.utils.installed import require
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
 from burnish.utils.reading import checked_path, read_text, understood
@@ -48,15 +49,8 @@ class Record:
 
 
 def files_of(files: str | Sequence[str]) -> list[Path]:
-    """The files of an option.
-
-    Raises:
-        UserError: it names none.
-    """
-    names = [files] if isinstance(files, str) else list(files)
-    if not names:
-        raise UserError("the list of data files is empty; name at least one")
-    return [resolve(name) for name in names]
+    """The files of an option."""
+    return [resolve(name) for name in ([files] if isinstance(files, str) else files)]
 
 
 def read_records(path: Path, prompt: str = PROMPT[0], image: str | None = None) -> Iterator[Record]:
@@ -246,11 +240,10 @@ def _rows(name: str, folder: Path, rows: Iterable[dict[str, Any]]) -> Iterator[R
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise UserError(f"{path} needs pyarrow: pip install 'burnish[data]'") from None
+    require("pyarrow", str(path))
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
     number = 0
     try:
         with parquet.ParquetFile(path) as table:
@@ -273,10 +266,9 @@ FORMATS: dict[str, Callable[[Path], Iterator[Record]]] = {
 
 def _saved(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a directory that the datasets library saved."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(f"{path} is a directory, which needs datasets: pip install 'burnish[data]'") from None
+    require("datasets", f"{path} is a directory, which")
+    import datasets
+
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
         raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
@@ -331,8 +323,7 @@ def check_own(path: str) -> bool:
     Raises:
         UserError: it is not, with the way out.
     """
-    if not names_code(path):
-        return False
-    if (file := _file_of(path)) is not None and not file.is_file():
+    own = names_code(path)
+    if own and (file := _file_of(path)) is not None and not file.is_file():
         raise UserError(f"{path} is a data set of your code, but there is no {path.rpartition(':')[0]}; write it")
-    return True
+    return own

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # json.dumps makes such an object for each value, which takes longer than writing a short record
-_UNICODE = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+_UNICODE = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str)
 _ASCII = json.JSONEncoder(default=str, sort_keys=True)
 
 
@@ -101,14 +101,14 @@ def number_of(value: Any, key: str) -> float:
 def extra_of(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Further keys of a record as a JSON object; "" where it has none of them. Bytes are left out.
 
+    What JSON can't hold, a date for example, is kept as text.
+
     Raises:
-        ValueError: a value can't be written as JSON.
+        ValueError: a text is none that UTF-8 could hold.
     """
-    kept = {key: _without_bytes(value_at(values, key)) for key in keys if value_at(values, key) is not None}
-    try:
-        return text_of(_UNICODE.encode(kept), ", ".join(kept)) if kept else ""
-    except TypeError as error:
-        raise ValueError(f"data.extra_keys names {', '.join(kept)}, but {error}") from None
+    given = ((key, value_at(values, key)) for key in keys)
+    kept = {key: _without_bytes(value) for key, value in given if value is not None and not isinstance(value, bytes)}
+    return text_of(_UNICODE.encode(kept), ", ".join(kept)) if kept else ""
 
 
 @lru_cache(maxsize=1024)

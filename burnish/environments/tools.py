@@ -12,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +26,7 @@ from burnish.registry import Choice, register
 from burnish.utils.addresses import redacted, secret_in
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
+from burnish.utils.installed import require
 from burnish.utils.media import open_image
 from burnish.utils.supervisor import ChildDied, LoadFailed, ServerPool
 from burnish.utils.user_code import awaited, load_object, reason
@@ -146,7 +147,7 @@ class Tools(Environment):
     def _served(self) -> dict[str, dict[str, Any]]:
         if not self.servers:
             return {}
-        with ExitStack() as stack:
+        with closing(ExitStack()) as stack:  # an error that the connections saw would come in groups of theirs
             return {name: tool.schema for name, tool in connect(self.servers, stack).items()}
 
     @property
@@ -340,11 +341,10 @@ def connect(servers: Mapping[str, str], stack: ExitStack) -> dict[str, McpTool]:
     Raises:
         UserError: a server can't be reached, or two tools have the same name.
     """
-    try:
-        from anyio.from_thread import start_blocking_portal
-        from mcp import Client, StdioServerParameters
-    except ImportError as error:
-        raise UserError(f"environment.servers needs the library mcp: pip install 'burnish[mcp]' ({error})") from None
+    require("mcp", "environment.servers")
+    from anyio.from_thread import start_blocking_portal
+    from mcp import Client, StdioServerParameters
+
     portal = stack.enter_context(start_blocking_portal())
     found: dict[str, McpTool] = {}
     for name, where in servers.items():

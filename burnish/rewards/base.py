@@ -197,9 +197,16 @@ class AnyReward(Named, ABC):
     def __call__(
         self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
     ) -> list[Score]:
-        """The scores of samples, which are brought into the form that ``score`` reads."""
+        """The scores of samples, which are brought into the form that ``score`` reads.
+
+        Raises:
+            ValueError: there are fewer or more of them.
+        """
         wanted = {"inputs": inputs} if self.required_fields() or self.compares() != "samples" else {}
-        return self.score(samples, prompts, **wanted)
+        scores = self.score(samples, prompts, **wanted)
+        if len(scores) != len(samples):
+            raise ValueError(f"it returned {len(scores)} scores for {len(samples)} {self.judged}")
+        return scores
 
     def required_fields(self) -> tuple[str, ...]:
         """Which of latents and response_ids it reads; no others are sent to it."""
@@ -233,9 +240,9 @@ class AnyReward(Named, ABC):
         """Whether this reward applies to a prompt."""
         return True
 
+    @abstractmethod
     def unable(self, sample: Any) -> str:
         """Why a sample can't be scored by any reward, which makes its value missing; "" if it can."""
-        return ""
 
     def unfit(self, prompt: Prompt) -> str:
         """Why no sample of a prompt can be scored, which makes values missing; "" if they can."""
@@ -381,8 +388,6 @@ class Reward(AnyReward):
         scores = super().__call__([part for frames in parts for part in frames], repeated, own)
         if len(repeated) == len(samples):
             return scores
-        if len(scores) != len(repeated):
-            raise ValueError(f"it returned {len(scores)} scores for {len(repeated)} frames")
         scored = iter(scores)
         return [self._reduced([next(scored) for _ in frames]) for frames in parts]
 

@@ -62,8 +62,6 @@ def call_reward(
             return scores
         known = inputs.only(reward.required_fields()).select(able)
         scored = reward([samples[row] for row in able], [prompts[row] for row in able], known)
-        if len(scored) != len(able):
-            raise ValueError(f"it returned {len(scored)} scores for {len(able)} {reward.judged}")
         for row, score in zip(able, scored, strict=True):
             scores[row] = _checked(reward, score)
         return scores

@@ -176,8 +176,8 @@ def call_of(thing: Any, judged: str, arguments: Mapping[str, Any]) -> Call:
         _bind(thing, inspect.signature(thing), "is made as", [], arguments)
     try:
         signature = inspect.signature(thing.__call__ if made else thing)
-    except (TypeError, ValueError):  # written in C: only a call can tell
-        return Call()
+    except ValueError as error:  # of one written in C
+        raise UserError(f"{place(thing)} has no parameters to read: {error}; call it in a function of Python") from None
     parameters, own = list(signature.parameters.values())[made:], {} if made else arguments
     signature = signature.replace(parameters=parameters)
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -313,13 +313,11 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
     function = load_object(mixing.path, "mixing function")
     try:
         inspect.signature(function).bind({}, {}, None)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # the latter of one written in C
         raise UserError(
             f"mixing.rule is {mixing.path}, which is called as function(values, weights, prompt): {error}; change its "
             "parameters"
         ) from None
-    except ValueError:  # written in C: only a call can tell
-        return
 
 
 def _counted(values: list[float], reward: AnyReward, scores: Mapping[str, Sequence[Score]]) -> list[float]:

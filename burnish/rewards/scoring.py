@@ -166,10 +166,6 @@ class Scorer:
                 self._score(batch, rows, rewards)
         return batch.result
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> Scores:
-        """Score samples and wait for the result."""
-        return self.submit(samples, prompts, inputs).result()
-
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
         self._closed = True
@@ -399,8 +395,6 @@ def probe(
     rewards = scorer.rewards
     first = [next((prompt for prompt in prompts if reward.applies_to(prompt)), None) for reward in rewards.values()]
     asked = [prompt for prompt in {p.uid: p for p in first if p is not None}.values() for _ in range(2)]
-    if not asked:
-        return
     # tokens can be made up as well; what a model makes on its way to a sample can't
     inputs = RewardInputs(columns={"response_ids": [list(range(8))] * len(asked)}, made_up=True)
     log.info("waiting for the first scores of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)

@@ -223,7 +223,7 @@ class RewardActor:
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs) -> Scores:
         """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
         with self.profiler.during(inputs.update):
-            return self.scorer.score(samples, prompts, inputs)
+            return self.scorer.submit(samples, prompts, inputs).result()
 
 
 def reward_group(pool: Pool, config: RunConfig) -> ActorGroup:

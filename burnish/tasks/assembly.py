@@ -70,6 +70,7 @@ class Assembly:
     match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
     prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
     read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
+    unfit: Callable[[int, int], str]  # why the model can't take an image of this width and height; "" if it can
     media: Callable[[], Iterator[tuple[str, Media]]]  # images and videos of the data, each with where it is named
     dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
     trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
@@ -296,10 +297,6 @@ class Assembly:
             "trained_parameters": hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16],
             "algorithm": self.config.algorithm.name,
         }
-
-    def unfit(self, width: int, height: int) -> str:
-        """Why the model can't take an image of this size; empty where it can."""
-        return ""
 
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded."""

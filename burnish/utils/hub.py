@@ -25,6 +25,7 @@ from typing import Any
 from burnish.utils.addresses import is_address, library_complaint, redacted, secret_in
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError, first_line, listed
+from burnish.utils.installed import require
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
@@ -322,8 +323,7 @@ class HubData:
         Raises:
             UserError: with the way to install it.
         """
-        if find_spec("datasets") is None:
-            raise UserError(f"{self.path} is a data set of the hub, which needs datasets: pip install 'burnish[data]'")
+        require("datasets", f"{self.path} is a data set of the hub, which")
 
     def load(self) -> Any:
         """The rows, as the datasets library holds them; what its cache lacks is downloaded.

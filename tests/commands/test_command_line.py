@@ -65,6 +65,10 @@ def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_w
     *found, completed = in_fresh_processes([*REFUSED, *helps, completion], tmp_path)
     assert found == [[line, 2, [], []] for line in REFUSED] + [[line, 0, [], []] for line in helps]
     assert completed[1::2] == [0, []]
+    values = {"data.shuffle": ["true", "false"], "checkpoint.copy_to": ["null"], "data.fit": ["exact", "centre_crop"]}
+    for option, some in values.items():
+        said = burnish("completion", "zsh", "--", "train", "quickstart", f"{option}=").out
+        assert said.split() == [f"{option}={value}" for value in some]
 
 
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])

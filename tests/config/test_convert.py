@@ -66,18 +66,8 @@ def test_the_table_can_be_computed():
         assert unknown == [], project
 
 
-REFUSED = {
-    "nothing.sh": ("echo hello\n", ["--from"]),
-    "list.yaml": ("- 1\n", ["list.yaml", "no options"]),
-    "deep.py": ("x = " + "(" * 500 + ")" * 500, ["deep.py"]),
-    "half.py": ("def f(:\n", ["half.py"]),
-    "any.yaml": ("model_name_or_path: a\ndataset_name: b\nseed: 1\n", ["--from", "TRL/DPO"]),
-    "other.yaml": ("a: 1\nb: {c: 2}\n", ["--from", "verl", "flow_grpo"]),
-    "model.yaml": (
-        "trainer: {total_epochs: 1, nnodes: 1, n_gpus_per_node: 8, test_freq: 1}\n",
-        ["model.path is required"],
-    ),
-}
+REFUSED = parse(Path(__file__).with_name("not_converted.yaml").read_text())
+REFUSED["deep.py"] = ["x = " + "(" * 500 + ")" * 500, ["deep.py"]]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,14 +1,18 @@
 """A run's folder: what an attempt that goes on may find in it, and what it may not change."""
 
+import errno
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
+CODE = yaml.safe_load(Path(__file__).with_name("wrong_code.yaml").read_text())
 EVERY = ["checkpoint.every=1", "validation.every=1"]
 
 
@@ -31,19 +35,28 @@ def test_going_on_keeps_what_is_done_and_starting_anew_loses_nothing(files):
     assert run.metrics == before
     assert not (run.output / "earlier").exists()
     shutil.rmtree(run.output / "checkpoints")
+    (run.output / "earlier" / "1").mkdir(parents=True)
     run.train("steps=1")
     assert (validations(run), len(run.metrics)) == ([0, 1], 2)
-    earlier = run.output / "earlier" / "1"
+    earlier = run.output / "earlier" / "2"
     assert (earlier / "validation" / "000002").is_dir()
     assert len((earlier / "metrics.jsonl").read_text().splitlines()) == 3
     assert "resume is never" in run.train("resume=never", status=2).message
 
 
-def test_options_that_change_weights_can_not_go_on_and_are_named(files):
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_options_that_change_weights_can_not_go_on_and_are_named(files, monkeypatch, caplog):
     run = begun(files, "other", "optimizer.schedule=constant", steps=1)
     for option in ("optimizer.lr=1e-3", "seed=1", "algorithm.clip=0.25"):
         assert option.partition("=")[0] in run.train("steps=2", option, status=2).message
+    (run.output / "code.json").write_text("[")
+    monkeypatch.setattr("fcntl.flock", no_locks)
     run.train("steps=2", "trainer.micro_batch_tokens=9000")
+    assert "can't be locked against other processes: No locks available" in caplog.text
+    assert "code.json is damaged" in caplog.text
     config = run.output / "config.yaml"
     config.write_bytes(config.read_bytes()[:200])
     torn = run.train("steps=3", status=2).message
@@ -65,21 +78,13 @@ def test_steps_decide_weights_where_the_learning_rate_depends_on_them(files, alg
     run.train("steps=3", f"{section}.schedule_updates=4")
 
 
-OTHER = """
-import sys
-from burnish.config.run_folder import RunFolder
-assert "torch" not in sys.modules
-folder = RunFolder(sys.argv[1])
-folder.claim()
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_one_process_at_a_time_trains_in_a_folder(files):
     run = begun(files, "claimed", steps=1)
     other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(run.output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CODE["claims"], str(run.output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert other.stdout.readline() == "claimed\n"
@@ -90,22 +95,11 @@ def test_one_process_at_a_time_trains_in_a_folder(files):
     run.train("steps=2")
 
 
-CLASS = """
-from burnish.rewards.base import Score
-from burnish.rewards.text.base import LanguageReward
-
-
-class Own(LanguageReward):
-    def score(self, responses, prompts):
-        return [Score(0.5) for _ in responses]
-"""
-
-
 def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(files, tmp_path, caplog):
     code = tmp_path / "rewards.py"
     code.write_text((files / "rewards.py").read_text())
     own, moved = tmp_path / "own.py", tmp_path / "moved" / "own.py"
-    own.write_text(CLASS)
+    own.write_text(CODE["class"])
     options = [f"rewards.odd.path={code}:odd", f"rewards.own.name={own}:Own"]
     run = begun(files, "functions", *options, steps=1)
     code.write_text(code.read_text() + "# other\n")

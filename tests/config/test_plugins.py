@@ -4,29 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import burnish as package
 from tests.support.tiny_run import burnish
 
-REWARD = '''\
-from burnish import register
-from burnish.rewards.base import Reward, Score
-
-
-@register("flow reward", "redness")
-class Redness(Reward):
-    """How red a picture is."""
-
-    power: float = 1.0
-    """What it is raised to."""
-
-    def score(self, images, prompts):
-        return [Score((image[..., 0].mean() / 255) ** self.power) for image in images]
-
-
-class Unnamed(Redness):
-    """The same, known by its path."""
-'''
+TABLE = yaml.safe_load(Path(__file__).with_name("wrong_code.yaml").read_text())
+REWARD, WRONG = TABLE["reward"], TABLE["wrong"]
 GIVEN = ["plugins=[mine.py]", "rewards.redness.power=2", "rewards.x.name=mine.py:Unnamed"]
 
 
@@ -51,21 +35,6 @@ def test_what_a_plugin_registers_is_an_option_like_ours_from_any_folder(recipe, 
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = package.load(str(tmp_path / "config.yaml"))
     assert (again, again.rewards["x"].name) == (config, f"{mine}:Unnamed")
-
-
-WRONG = {  # options, what stands in raises.py, and what is told
-    "no such file": ("plugins=[absent.py]", "", ["plugins[0] is absent.py"]),
-    "raises": ("plugins=[mine.py,raises.py]", "import os\nraise RuntimeError('no')\n",
-               ["plugins[1] is raises.py", "RuntimeError: no", "raises.py:2"]),
-    "a name of ours": ("plugins=[raises.py]", REWARD.replace("redness", "ocr"), ["'ocr'", "raises.py:"]),
-    "a name twice": ("plugins=[mine.py,raises.py]", REWARD, ["'redness'", "raises.py:", "mine.py:"]),
-    "no method": ("plugins=[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
-                  ["'redness'", "score(self, images, prompts)", "raises.py:"]),
-    "no option": ("plugins=[raises.py]", "from burnish import register\n@register('kl estimator', 'x')\n"
-                  "def f(logprob, reference, mask, power=1.0): ...\n", ["parameter power", "*,", "raises.py:"]),
-    "no such class": ("rewards.x.name=mine.py:Absent", "", ["rewards.x.name", "Absent"]),
-    "a typo": ("plugins=[mine.py] rewards.redness.powr=2", "", ["rewards.redness.powr is 2", "rewards.redness.power"]),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "text", "words"), WRONG.values(), ids=list(WRONG))

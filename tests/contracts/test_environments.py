@@ -1,5 +1,6 @@
 """Environments keep what plug-ins are asked for: a dialogue is a function of its prompt, its seed and the responses."""
 
+import json
 import random
 import socket
 import sys
@@ -9,6 +10,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import yaml
 
 from burnish.environments.base import Environment, Observation
 from burnish.environments.function import action_in, shown
@@ -39,29 +41,12 @@ def test_tools(tmp_path: Path) -> None:
     check_environment(tools, PROMPT, [call, broken, "It is 4."])
 
 
-SERVER = """\
-from mcp.server.mcpserver import Image, MCPServer
-server = MCPServer("sums")
-@server.tool()
-def add(a: int, b: int) -> int:
-    if a > 9:
-        raise ValueError("too large")
-    return a + b
-@server.tool()
-def shown(grey: int) -> Image:
-    import io, PIL.Image
-    PIL.Image.new("L", (8, 8), grey).save(data := io.BytesIO(), "PNG")
-    return Image(data=data.getvalue(), format="png")
-server.run()
-"""
-
-
 def test_tools_of_a_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
-    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "server.py").write_text(yaml.safe_load((ROOT / "tests/environments/games.yaml").read_text())["server"])
     tools = lookup("environment", "tools")(servers={"sums": f"{sys.executable} {tmp_path / 'server.py'}"})
     tools.check()
-    assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown"]
+    assert [one["function"]["name"] for one in tools.tools()[None]] == ["add", "shown", "heard"]
     call = '<tool_call>{"name": "add", "arguments": {"a": %s, "b": 2}}</tool_call>'
     picture = '<tool_call>{"name": "shown", "arguments": {"grey": 200}}</tool_call>'
     check_environment(tools, PROMPT, [call % 2, picture, call % 10, "It is 4."])
@@ -69,9 +54,15 @@ def test_tools_of_a_server(tmp_path: Path) -> None:
     episode.reset(PROMPT, 0)
     assert [episode.step(call % a).words for a in (2, 10)] == ["4", "error: RuntimeError: Error executing tool add"]
     assert episode.step(picture).images[0].getpixel((0, 0)) in (200, (200, 200, 200))
+    assert '"mimeType":"audio/wav"' in episode.step('<tool_call>{"name": "heard", "arguments": {}}</tool_call>').words
+    tools.functions["add"] = "tests.support.tool_functions:add"
+    with pytest.raises(UserError, match=r"environment\.functions has add, as a server"):
+        tools.check()
     tools.close()
-    with pytest.raises(UserError, match=r"environment\.servers\.sums is 'true'"):
-        lookup("environment", "tools")(servers={"sums": "true"}).check()
+    twice = dict.fromkeys("ab", tools.servers["sums"])
+    for servers, said in (({"sums": "true"}, r"servers\.sums is 'true'"), (twice, r"servers\.b has a tool add, as")):
+        with pytest.raises(UserError, match=said):
+            lookup("environment", "tools")(servers=servers).check()
 
 
 def test_servers_of_openenv() -> None:
@@ -191,12 +182,7 @@ def test_a_broken_one_is_found_out(broken: type[Environment]) -> None:
         check_environment(broken(), PROMPT, ["a", "b"])
 
 
-MARKS = (
-    "<tool_call>", "<tool_call><function=a><parameter=b>", "<tool_call><arg_key>", "<minimax:tool_call>", "functions.",
-    '<minimax:tool_call><invoke name="a">', "<seed:tool_call><function=a>", "```python\n", "[TOOL_CALLS]",
-    "<|tool_call>call:a{", "<|action_start|>", "<|tool_call_begin|>", "to=functions.a", "<｜tool▁call▁begin｜>a",
-    "{", "[", "a(", " ", "\n",
-)  # fmt: skip
+MARKS = json.loads(Path(__file__).with_name("marks.json").read_text())["calls"]
 
 
 @pytest.mark.parametrize("name", names("call format"))

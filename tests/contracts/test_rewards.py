@@ -1,5 +1,6 @@
 """Every reward keeps what plug-ins are asked for: finite or missing, the same when asked again and in any batch."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,11 +11,14 @@ import torch
 
 from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward, Score
+from burnish.rewards.calls import call_reward
+from burnish.rewards.scoring import Scorer, ScoringOptions
 from burnish.rewards.text.base import Response
 from burnish.testing import check_reward
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Kind, Sound
+from burnish.utils.errors import UserError
 from tests.support.processes import holds_nothing_up
 from tests.support.scorers import SCORERS, tiny_reward
 from tests.support.tiny_run import burnish
@@ -63,14 +67,7 @@ def test_of_responses(name: str, files: Path) -> None:
     check_reward(reward, responses, prompts, rel=WITHIN if reward.has_weights else 0.0)
 
 
-MARKS = (
-    "<answer>", "<think>", "<think></think><answer>", "\\boxed{", "\\boxed{}", "{", "(", "[", "1", "1,", "1 ", "a",
-    "a ", "A. ", "(A)", "**", "\\frac{", "sqrt(", "=", "^", " ", "\n", "not ", "[1,2,3,4]", "answer is ", "é",
-)  # fmt: skip
-READERS = {
-    "numeric": {"extract": "tag_or_boxed"}, "exact": {"extract": "boxed"}, "multiple_choice": {"extract": "all"},
-    "format": {"form": "think_then_answer"}, "iou": {}, "repetition": {},
-}  # fmt: skip
+MARKS, READERS = (json.loads(Path(__file__).with_name("marks.json").read_text())[name] for name in ("texts", "rules"))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -104,11 +101,22 @@ class Broken(Reward):
 def test_a_broken_one_is_found_out(why: str) -> None:
     reward = Broken()
     reward.why = why
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):
         check_reward(reward, [image.copy() for image in IMAGES], PROMPTS)
+    if why in ("forgets", "draws"):  # in a run
+        reward.numbers = ("size",)
+        said = {"forgets": "returned 1 scores for 3 images", "draws": "declares the number size"}[why]
+        assert said in call_reward(reward, IMAGES, PROMPTS).note
 
 
-SHADES = np.arange(0, 100, 10, dtype=np.uint8)  # of ten frames
+def test_one_that_other_processes_can_not_have_is_refused_before_they_start() -> None:
+    reward = Broken()
+    reward.why = lambda: 0  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"reward mine can't be sent to a scoring process: .*scoring.processes=0"):
+        Scorer({"mine": reward}, ScoringOptions(processes=1)).start()
+
+
+SHADES = np.arange(1, 101, 10, dtype=np.uint8)  # of ten frames
 SOUND = Sound(samples=np.full((1, 4), 0.5, np.float32), rate=4)
 
 
@@ -120,7 +128,7 @@ def clip(**changes: Any) -> Clip:
 @options
 class Level(Reward):
     def score(self, images, prompts):
-        return [Score(float(image.mean()), f"{image.mean():g}") for image in images]
+        return [Score(float(image.mean()) if image.any() else None, f"{image.mean():g}") for image in images]
 
     def differentiable(self, images, prompts):
         return images.mean((1, 2, 3))
@@ -137,9 +145,12 @@ class Loudness(Reward):
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        ({}, np.mean([0, 10, 30, 40, 50, 60, 80, 90])),  # eight of ten
-        ({"every": 4, "reduce": "min"}, 0),
-        ({"every": 3, "reduce": "median"}, 45),
+        ({}, 1 + np.mean([0, 10, 30, 40, 50, 60, 80, 90])),  # eight of ten
+        ({"every": 4, "reduce": "min"}, 1),
+        ({"count": 2, "reduce": "max"}, 91),
+        ({"reduce": "first"}, 1),
+        ({"reduce": "last"}, 91),
+        ({"every": 3, "reduce": "median"}, 46),
     ],
     ids=str,
 )
@@ -152,6 +163,8 @@ def test_a_reward_on_images_scores_a_clip_by_its_frames(given: dict[str, Any], v
 
 def test_what_a_reward_does_not_read_is_told_and_never_scored() -> None:
     assert [one.value for one in Loudness()([clip(sound=SOUND), SOUND], PROMPTS[:2])] == [0.5, 0.5]
+    dark = clip(frames=np.zeros((2, 4, 4, 3), np.uint8))
+    assert Level()([clip(), dark], PROMPTS[:2])[1] == Score(None, "0"), "of a frame that has none"
     for one, sample, why in (
         (Level(), SOUND, "scores images, but the model draws sounds"),
         (Loudness(), clip(), "the clip has none"),

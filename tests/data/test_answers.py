@@ -50,15 +50,16 @@ def turns(record):
 
 
 def test_a_demonstration_is_a_question_and_its_response(folder):
-    first, second, alpaca, query = learned(
+    first, second, alpaca, query, bare = learned(
         "demonstrations", folder, {"prompt": "<image>?", "image": "a.png", "response": "grey", "answer": "g"},
         {"question": "a?", "completion": [said("b")]},
-        {"instruction": "Add.", "input": "2 and 3", "output": "5"}, QUERY,
+        {"instruction": "Add.", "input": "2 and 3", "output": "5"}, QUERY, QUERY | {"system": None},
     )  # fmt: skip
     assert (first.responses, first.prompt.answer, len(first.prompt.images)) == (("grey",), "g", 1)
     assert (second.prompt.text, second.responses) == ("a?", ("b",))
     assert (turns(alpaca), alpaca.responses) == ([("user", "Add.\n2 and 3")], ("5",))
     assert (turns(query), query.responses) == (TURNS, ("Yes.",))
+    assert turns(bare) == TURNS[1:]
     (named,) = learned("demonstrations", folder, {"question": "a?", "mine": "c"}, options=["data.response_key=mine"])
     assert named.responses == ("c",)
 
@@ -152,3 +153,15 @@ def test_paths_of_images_lie_beside_the_file_and_bytes_in_it(folder):
     assert [shade(record.images[0]) for record in records] == [10, 20, 30]
     assert [record.where for record in records] == [f"{path}:{line}" for line in (1, 3, 4)]
     assert len({record.uid for record in records}) == 3
+    inner = folder / "images" / "inner"
+    inner.mkdir(parents=True)
+    for number, name in enumerate(("inner/a.PNG", "b.png")):
+        (inner.parent / name).write_bytes(image_file(number))
+        (inner.parent / name).with_suffix(".txt").write_text(f" of {name}\n")
+    first, second = drawn(inner.parent, *IMAGES, *SIZED)
+    assert [(shade(one.images[0]), one.prompt.text, one.where) for one in (first, second)] == [
+        (1, "of b.png", f"{inner.parent}/b.png"), (0, "of inner/a.PNG", f"{inner}/a.PNG")
+    ]  # fmt: skip
+    (inner / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.PNG: has no prompt; write it into a\.txt"):
+        drawn(inner.parent, *IMAGES, *SIZED)

@@ -11,7 +11,10 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from burnish import load
+from burnish.tasks.evaluate import prompt_images
+from burnish.tasks.sample_files import _file as kept_file
 from burnish.types.media import Fit, Media
+from burnish.types.prompt import Prompt
 from burnish.types.samples import Sound, is_finite, writable
 from tests.support.clips import clip_file, moving_square
 from tests.support.drawing import promised
@@ -149,12 +152,30 @@ def test_what_is_neither_is_refused_and_lists_of_files_are_not_followed(tmp_path
         Media.encoded(contents["sound.wav"], "video").decode()
 
 
-def test_clips_and_sounds_know_whether_they_are_finite_and_come_back_from_a_file():
+def test_clips_and_sounds_know_whether_they_are_finite_and_come_back_from_a_file(tmp_path):
     pytest.importorskip("av")
     clip = moving_square(6)
     frames, fps = Media.encoded(clip_file(clip.frames, clip.fps), "video").video()
     assert (frames.shape, fps) == (clip.frames.shape, 4)
     assert np.abs(frames.astype(int) - clip.frames).mean() < 2  # colours are stored at half the resolution
+    (tmp_path / "a.flac").write_bytes(b"flac")
+    given = {"image": Media.array(SMALL), "movie": Media.movie([Media.array(one) for one in FRAMES], 5.0),
+             "sound": Media.encoded(b"RIFF", "audio"), "film": Media.encoded(b"film", "video"),
+             "file": Media.file(tmp_path / "a.flac", "audio")}  # fmt: skip
+    names = {stem: kept_file(tmp_path, stem, media) for stem, media in given.items()}
+    assert names == {
+        "image": "image.png",
+        "movie": "movie.mp4",
+        "sound": "sound.wav",
+        "film": "film.mp4",
+        "file": "file.flac",
+    }
+    assert [(tmp_path / names[stem]).read_bytes() for stem in ("sound", "film", "file")] == [b"RIFF", b"film", b"flac"]
+    frames, fps = Media.file(tmp_path / "movie.mp4", "video").video()
+    assert (frames.shape, fps) == (FRAMES.shape, 5)
+    shown = dict(prompt_images(Prompt(text="", images=(given["image"],), videos=(given["movie"],))))
+    assert [*shown] == ["0", *(f"1-{number}" for number in range(len(shown) - 1))]
+    assert np.array_equal(shown["1-0"], FRAMES[0])
     silent = Sound.of(np.array([[0.5, np.nan, np.inf]]), 8)
     assert silent.samples.tolist() == [[0.5, 0.0, 0.0]]
     assert all(map(is_finite, [FRAMES[0], clip]))

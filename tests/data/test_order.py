@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,10 +14,11 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from tests.support.optional import seldom
 from tests.support.records import GENERATOR, LANGUAGE, read, write
-from tests.support.runs import last_state
 from tests.support.shown import ROOT, blocks
 from tests.support.tiny_run import TinyRun, burnish
 
+# code of users: one that writes what it is told, and by what it does wrong, what is said
+SAMPLERS = json.loads(Path(__file__).with_name("wrong_records.json").read_text())["samplers"]
 SMALL = ["algorithm=grpo", "rollout={n: 2, max_new_tokens: 1}", "data.train_batch_size=3", "trainer.epochs=1",
          "checkpoint.every=1", "trainer.mini_batch_size=null"]  # fmt: skip
 
@@ -92,21 +94,6 @@ def without_steps(files, paths):
     return run
 
 
-@pytest.mark.thorough
-def test_a_run_of_epochs_has_as_many_updates_and_can_be_made_longer(files, tmp_path):
-    run = without_steps(files, lists(tmp_path, 5, 3))
-    run.train("data.epochs=0.5", "data.mix=[3, 1]")
-    assert "steps: 2" in (run.output / "config.yaml").read_text(), "half of 8 records by twos"
-    run.train("data.epochs=1", "data.mix=[3, 1]")
-    whole = last_state(run.output)
-    assert run.metrics[-1]["training/global_step"] == 4
-    said = run.train("data.epochs=2", "data.mix=[1, 1]", status=2).message
-    assert "data.mix: [3.0, 1.0] -> [1.0, 1.0]" in said
-    straight = without_steps(files, lists(tmp_path, 5, 3))
-    straight.train("steps=4", "data.mix=[3, 1]")
-    assert last_state(straight.output) == whole
-
-
 def test_the_command_line_decides_between_steps_and_epochs(files, tmp_path):
     paths = lists(tmp_path, 5, 3)
     recipe, upper, above = without_steps(files, paths).recipe, tmp_path / "upper.yaml", tmp_path / "above.yaml"
@@ -120,6 +107,7 @@ def test_the_command_line_decides_between_steps_and_epochs(files, tmp_path):
         (["steps=7", "data.epochs=2"], "steps and data.epochs are both given"),
         (["data.mix=[1,2,3]"], "data.mix has 3 weights"),
         (["data.mix=[1,2]", "data.sampler=a:b"], "data.mix and data.sampler"),
+        (["data.mix=[1,2]", "data.train_max_samples=1"], "which no record is left"),
     ):
         assert said in burnish("train", recipe, *given, *more, f"output_dir={tmp_path / 'run'}", status=2).message
 
@@ -137,6 +125,8 @@ def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(fil
         said = drawn.run.train("steps=2", status=2).message
         assert "cannot resume" in said
         assert words in said
+    elsewhere = Drawn(files, path, "seed=5", f"resume={drawn.run.output}/checkpoints/00000001", name="elsewhere").run
+    assert "data.shuffle, seed, data.mix or data.sampler differ" in elsewhere.train("steps=2", status=2).message
     write(tmp_path / "0.jsonl", *records[:2], {"prompt": "mended"}, *records[3:])
     assert sorted(flat(drawn.after(2))) == sorted([*(f"0-{i}" for i in (0, 1, 3, 4, 5)), "mended"])
     assert f"1 of 6 training records have changed since the checkpoint: {path}:3;" in caplog.text
@@ -145,17 +135,8 @@ def test_a_run_does_not_go_on_with_other_data_and_names_records_that_changed(fil
     assert "1 of 6 training records have changed since the checkpoint: record 1; the run" in caplog.text
 
 
-ASKED = """
-import json
-def choose(records, history, update, count, seed):
-    with open({!r}, "a") as lines:
-        lines.write(json.dumps([update, seed, {{record.text: own for record, own in zip(records, history)}}]) + "\\n")
-    return range(update % 2, update % 2 + count)
-"""
-
-
 def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_seed_each_time(files, tmp_path):
-    (tmp_path / "mine.py").write_text(ASKED.format(str(tmp_path / "asked")))
+    (tmp_path / "mine.py").write_text(SAMPLERS["asks"].format(str(tmp_path / "asked")))
     drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")
     drawn.after(4)
     asked = {line[0]: line for line in map(json.loads, (tmp_path / "asked").read_text().splitlines())}
@@ -168,14 +149,7 @@ def test_a_sampler_is_told_the_mean_rewards_of_each_prompt_so_far_and_another_se
             known[group["prompt"]].append(sum(group["rewards"]) / 2)
 
 
-WRONG = {  # what a sampler does, and what is said of it
-    "few": ("return [0] * (count - 1)", ["3 numbers", "0 to 3", "returned 2 of them", "update 1"]),
-    "out": ("return [0, 1, 4]", ["0 to 3", "returned 4"]), "texts": ("return ['a'] * count", ["'a'"]),
-    "broken": ("raise RuntimeError('no luck')", ["update 1", "RuntimeError: no luck", "mine.py:2"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize(("body", "words"), SAMPLERS["wrong"].values(), ids=list(SAMPLERS["wrong"]))
 def test_what_a_sampler_does_wrong_is_named(files, tmp_path, body, words):
     (tmp_path / "mine.py").write_text(f"def choose(records, history, update, count, seed):\n    {body}\n")
     drawn = Drawn(files, lists(tmp_path, 4), f"data.sampler={tmp_path}/mine.py:choose")

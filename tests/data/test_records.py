@@ -82,9 +82,10 @@ def test_a_record_is_read_under_the_usual_keys(tmp_path):
         tmp_path, {"prompt": "a", "answer": "1"}, {"question": "a", "solution": "2"},
         {"problem": "a", "reward_model": {"ground_truth": "3", "style": "rule"}},
         {"query": "a", "reference": 4.5, "label": "geo3k_rule"}, {"messages": [user("a")], "level": 2},
+        {"prompt": "a", "reward_model": "a judge"},
     )  # fmt: skip
-    assert [prompt.answer for prompt in found] == ["1", "2", "3", "4.5", None]
-    assert [prompt.label for prompt in found] == [None, None, None, "geo3k_rule", None]
+    assert [prompt.answer for prompt in found] == ["1", "2", "3", "4.5", None, None]
+    assert [prompt.label for prompt in found] == [None, None, None, "geo3k_rule", None, None]
     assert (found[4].info, found[4].uid) == ({"level": 2}, Prompt(text="a").uid)
 
 
@@ -109,6 +110,9 @@ def test_options_name_other_keys(folder):
     for ask in (prompts, questions):
         assert ask(folder / "a.txt", "data.prompt_key=task.text")[0].text == "a dog"
     assert questions(folder / "a.txt", "data.template='{{ prompt }}?'")[0].text == "a dog?"
+    (chat,) = asked(folder, {"prompt": [user("a"), {"role": "assistant", "content": "b"}, user("c")], "word": "d"},
+                    options=["data.template='{{ content }} {{ word }}'"])  # fmt: skip
+    assert said(chat) == [("user", "a"), ("assistant", "b"), ("user", "c d")]
 
 
 def test_a_prompt_s_number_is_that_of_its_content(folder):
@@ -154,10 +158,17 @@ def test_tables_as_verl_has_them(tmp_path):
 def test_images_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     encoded, pixels = base64.b64encode(image_file(10)).decode(), [[[10] * 3] * 8] * 6
     ways = ["dark.png", {"path": "dark.png"}, {"bytes": None, "path": "dark.png"}, encoded, {"base64": encoded},
-            pixels, {"array": pixels}]  # fmt: skip
+            pixels, {"array": pixels}, [[[10]] * 8] * 6]  # fmt: skip
     for key in ("image", "images"):
         found = asked(folder, *({"prompt": "<image>?", key: [one] if key == "images" else one} for one in ways))
         assert [shade(one.images[0]) for one in found] == [10] * len(ways)
+    (folder / "mine.py").write_text(
+        "import numpy as np, PIL.Image\nimage = PIL.Image.new('L', (8, 6), 10)\nframes = np.stack([image] * 2)\n"
+        "def made():\n    yield {'prompt': '<image>?', 'image': image}\n"
+        "    yield {'prompt': '<image><image>?', 'images': [np.array(image), image]}\n"
+    )
+    one, two = questions(folder / "mine.py:made")
+    assert [shade(image) for image in (*one.images, *two.images)] == [10] * 3
     (prompt,) = asked(folder, {"images": ["light.png"], "messages": [
         user([{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}, {"type": "image"}]),
         {"role": "assistant", "content": "Two pictures."}, user([{"type": "image", "image": "dark.png", "text": None}]),

@@ -5,14 +5,16 @@ import json
 import zipfile
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from burnish.data import sets
 from burnish.data.sets import SETS
+from burnish.types.media import Media
 from tests.support.http_servers import send, serving
-from tests.support.records import prompts
+from tests.support.records import image_file, prompts, shade
 from tests.support.tiny_run import burnish
 
 NEXT = "Video-R1/Video-R1-data"
@@ -26,7 +28,9 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_geneval_s_own_prompts_ship_as_they_were_published(tmp_path):
+def test_geneval_s_own_prompts_ship_as_they_were_published(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "2 of 553 records" in burnish("data", "show", "geneval", "-n", "2").out
     prepare("geneval", tmp_path)
     found = prompts(tmp_path / "geneval" / "test.jsonl")
     tasks = {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100}
@@ -40,13 +44,7 @@ def test_geneval_s_own_prompts_ship_as_they_were_published(tmp_path):
 FILES = {
     "ocr/train.txt": 'A sign that says "Open"\n\nA mug with "Tea time" on it\n',
     "ocr/test.txt": 'Neon "Bar"\n' * 1018,
-    "PartiPrompts.tsv": 'Prompt\tCategory\tChallenge\tNote\n"hi" on a wall\tArtifacts\tWriting & Symbols\t\n',
-    "dpg_bench.csv": "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
-    "question_natural_language\n"
-    'one,"A cat, asleep",,1,0,entity,whole,t,Is there a cat?\none,"A cat, asleep",,2,1,attribute,state,t,Asleep?\n',
-    "geneval2_data.jsonl": json.dumps({"prompt": "two cows", "atom_count": 2, "vqa_list": [["How many?", "two"]],
-                                       "skills": ["count"]}) + "\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -83,19 +81,55 @@ def test_a_set_is_fetched_and_written_with_where_it_comes_from(github, tmp_path)
     assert prepare("ocr", tmp_path).out == said, "again, with the same content"
 
 
-@pytest.mark.parametrize("name", ["parti", "dpg", "geneval2"])
+def images(value):
+    """An image of one shade, as rows of the hub have it."""
+    return {"bytes": image_file(value["shade"]), "path": None} if "shade" in value else value
+
+
+# of each set: files of GitHub or rows of the hub as they were published, and the records that are made of them
+PUBLISHED = json.loads(Path(__file__).with_name("published_sets.json").read_text(), object_hook=images)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_forms_are_understood(github, tmp_path, monkeypatch, name):
-    counted(monkeypatch, name, 1)
-    prepare(name, tmp_path)
-    ((prompt,),) = (prompts(path) for path in (tmp_path / name).glob("*.jsonl"))
-    text, source, extra = {
-        "parti": ('"hi" on a wall', "Artifacts", {"challenge": "Writing & Symbols"}),
-        "dpg": ("A cat, asleep", "dpg", None),
-        "geneval2": ("two cows", "2 atoms", {"atom_count": 2, "skills": ["count"], "vqa_list": [["How many?", "two"]]}),
-    }[name]
-    found = prompt.info["extra_info"]
-    assert (prompt.text, prompt.source) == (text, source)
-    assert found == extra or [one["question"] for one in found["questions"]] == ["Is there a cat?", "Asleep?"]
+    published, written = PUBLISHED[name]
+    counted(monkeypatch, name, len(written))
+    monkeypatch.chdir(tmp_path)  # where the folder of a name is read in place of the hub's
+    if isinstance(published, dict):
+        github.files |= published
+    else:
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        for split in SETS[name].splits.values():
+            place, _, part = split.source.partition(" ")[0].partition("@")
+            datasets.Dataset.from_list(published).to_parquet(Path(place, "data", f"{part}-00000-of-00001.parquet"))
+    prepare(name, "data")
+    for path in Path("data", name).glob("*.jsonl"):
+        rows = lines(path)
+        for row in rows:
+            row |= {key: [shade(Media.file(path.parent / one)) for one in row[key]] for key in row if key == "images"}
+        assert rows == written
+    said = burnish("data", "show", name).out
+    assert f"\n{len(written)} of {len(written)} record" in said
+    assert ("<image>" in said) == ("images" in written[0]), "by the recipe of its kind"
+
+
+def test_what_is_not_there_or_is_not_what_it_was_is_named(github, tmp_path):
+    def refused(name, *words):
+        told = prepare(name, tmp_path, 2).message
+        assert [word for word in words if word not in told] == [], told
+
+    github.files["ocr/test.txt"] = "a\nb\nc\n"
+    refused("ocr", "ocr/test.txt has 3 records, but 1018")
+    github.files["ocr/train.txt"] = b"\xe9"
+    refused("ocr", "ocr/train.txt", "can't decode byte 0xe9")
+    github.files["PartiPrompts.tsv"] = "Text\tKind\na\tb\n"
+    refused("parti", "PartiPrompts.tsv is not as its makers published it", "'Prompt'")
+    del github.files["ocr/train.txt"]
+    refused("ocr", "ocr/train.txt can't be fetched", "404")
+    github.files |= FILES
+    (tmp_path / "ocr" / "test.jsonl").write_text("{}")
+    refused("ocr", "ocr/test.jsonl is there already with other content", "--output")
 
 
 LETTER = "\nAnswer with the letter of the right choice."

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from tests.support.tiny_run import burnish
 MOST = 7  # that are told in words at once
 # of each kind: recipe and options that read it, a good record, and wrong ones with a word that the message must have
 KINDS = json.loads(Path(__file__).with_name("wrong_records.json").read_text())
+TABLES, TEMPLATES, FILES, CODES, CODE, LIBRARIES = (
+    KINDS.pop(name) for name in ("tables", "templates", "files", "codes", "code", "libraries")
+)
+del KINDS["samplers"]
 KINDS["prompts"]["wrong"] += [
     ("[" * 200_000, "nested"), ("{" + '"n":1,' * 100_000 + '"n":2}', "'n'"), (b"caf\xe9", "byte 3 is not UTF-8"),
 ]  # fmt: skip
@@ -40,6 +45,15 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
             assert word in message
 
 
+@pytest.mark.parametrize(("library", "words"), LIBRARIES)
+def test_a_library_that_is_not_there_is_named_with_the_way_to_install_it(folder, monkeypatch, library, words):
+    monkeypatch.chdir(folder)
+    (folder / "a.parquet").touch()
+    monkeypatch.setitem(sys.modules, library, None)
+    said = burnish(*(word.format(folder=folder) if "{folder}" in word else word for word in words), status=2).message
+    assert f"needs {library}, which is not installed: pip install 'burnish[" in said
+
+
 def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
     path = write(tmp_path / "data.jsonl", *[{}] * 10, {"prompt": "a"}, "?")
     for recipe in (GENERATOR, LANGUAGE):
@@ -49,17 +63,9 @@ def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
         assert "and 3 more" in said.message
 
 
-TABLES = [
-    ("prompt,answer\na\n", ":2: has 1 cells"), ("prompt,answer\na,b,c\n", ":2: has 3 cells"),
-    ("prompt,\na,b\n", ":1 must name"), ("prompt,prompt\na,b\n", ":1 must name"),
-    ('prompt\n"a', ":2 can't be read"), ("prompt\n", "holds no records"), ("", "holds no records"),
-    (b"prompt\n\xe9\n", "byte 7 is not UTF-8"),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(("text", "word"), TABLES)
 def test_a_wrong_table_is_named_with_its_line(tmp_path, text, word):
-    (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     said = shown(tmp_path / "a.csv")
     assert str(tmp_path / "a.csv") in said
     assert word in said
@@ -71,53 +77,29 @@ def shown(path, *options):
 
 def test_files_that_are_none_are_named(folder):
     (folder / "state").mkdir()
-    for name, content, word in (
-        ("empty.jsonl", "\n \n", "no records"), ("object.json", "{}", "list of objects"),
-        ("no.json", "[", "JSON"), ("no.parquet", "PAR1", "can't be read"), ("a.xlsx", "PK", ".jsonl"),
-        ("state/state.json", "[]", "state"), ("state/dataset_info.json", "{}", "datasets library"),
-        ("state/dataset_dict.json", '{"splits": 5}', "several splits"),
-    ):  # fmt: skip
+    for name, content, word in FILES:
         (folder / name).write_text(content)
         path = folder / name.partition("/")[0]
         said = shown(path)
         assert path.name in said
         assert word in said
     assert "no such file" in shown(folder / "none.jsonl")
+    import pyarrow
+    import pyarrow.parquet
+
+    dates = pyarrow.array([2**62], pyarrow.timestamp("us"))  # which no calendar has
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": dates}), folder / "dates.parquet")
+    assert "dates.parquet, after row 0: a value can't be read" in shown(folder / "dates.parquet")
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(folder / "splits")
     assert f"{folder}/splits/train" in shown(folder / "splits")
 
 
-CODE = """
-nothing = 3
-
-
-def wrong():
-    yield {"prompt": "fine"}
-    yield "not a record"
-
-
-def broken():
-    yield {"prompt": "fine"}
-    raise RuntimeError("no luck")
-"""
-
-
-@pytest.mark.parametrize(("name", "words"), [
-    ("wrong", ["record 2", "str"]), ("broken", ["record 2", "RuntimeError: no luck", "mine.py:12"]),
-    ("absent", ["absent"]), ("nothing", ["function"]),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "words"), CODES)
 def test_code_of_the_user_is_named_with_the_record_and_the_line(tmp_path, name, words):
     (tmp_path / "mine.py").write_text(CODE)
     said = shown(f"{tmp_path / 'mine.py'}:{name}")
     assert [word for word in [f"mine.py:{name}", *words] if word not in said] == [], said
-
-
-TEMPLATES = [
-    ("{{ chioces }}", "'chioces'"), ("{{ 1 / 0 }}", "zero"), ("{{ ''.__class__.__mro__ }}", "'__class__'"),
-    ("{{ choices.append(1) }}", "'append'"), ("{{ ' ' }}", "empty"), ("{% if %}", "line 1"),
-    ("none.jinja", "none.jinja"), ("{% for x in range(10000000) %}{% endfor %}", "range"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("template", "word"), TEMPLATES)
@@ -128,7 +110,7 @@ def test_a_record_that_does_not_fit_its_template_is_named(tmp_path, template, wo
     assert word in said
 
 
-def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):
+def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder, caplog):
     """One record that has it is enough, and usual keys may be absent."""
     bare = {"prompt": "a fox"}
     full = bare | {"solution": "4", "kind": "sums", "shots": ["grey.png"], "depth_image": "grey.png"}
@@ -140,7 +122,9 @@ def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):
     named = [f"data.{option} is {name.strip('[]')}, " for option, name in asked.items()]
     assert [words for words in [*named, "2 records"] if words not in said] == [], said
     assert prompts(write(folder / "data.jsonl", bare, full), *given)[1].answer == "4"
-    media = ["data.videos_key=v", "data.audios_key=a"]
+    media = ["data.videos_key=v", "data.audios_key=a", "data.video_fps=2", "data.max_pixels=9"]
     said = burnish("train", "vlm_quickstart", f"data.train_files={path}", *media, "rewards.exact=null",
                    f"output_dir={folder / 'run'}", status=2).message  # fmt: skip
     assert all(name in said for name in ("data.videos_key is v", "data.audios_key is a"))
+    told = [one.getMessage().partition(", ")[0] for one in caplog.records if one.name == "burnish.data.values"]
+    assert told == ["data.max_pixels is 9", "data.video_fps is 2.0"]

@@ -1,5 +1,6 @@
 """Dialogues with environments: tools, the images that they show, a game, and runs that learn from them."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -10,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from burnish.environments.base import Observation, answers
@@ -20,6 +23,7 @@ from burnish.registry import lookup
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils.errors import UserError
+from tests.support.processes import gone
 from tests.support.scoring import evaluated
 from tests.support.shown import blocks
 from tests.support.tiny_run import ROOT, burnish
@@ -28,6 +32,7 @@ EXAMPLE = ROOT / "examples" / "grid_game.py"
 HERE = "tests.support.tool_functions"
 SUM = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>'
 Tools = lookup("environment", "tools")
+TABLE = yaml.safe_load(Path(__file__).with_name("games.yaml").read_text())
 
 
 @pytest.fixture
@@ -73,13 +78,7 @@ def test_a_call_is_answered_and_a_response_without_one_ends_the_dialogue(made):
 def test_a_wrong_call_is_told_so_to_the_model_however_deep_it_is_nested(made):
     tools = made("add", "sleep")
     for call, message in (
-        ("add(2, 40)", "error: a call must be JSON"),
-        ("[1]", "error: a call must be JSON"),
-        ('{"name": "sub", "arguments": {}}', "error: there is no tool 'sub'; there are add, sleep"),
-        ('{"name": ["add"], "arguments": {}}', "error: there is no tool"),
-        ('{"name": "add", "arguments": [2, 40]}', "error: arguments must be an object"),
-        ('{"name": "add", "arguments": {"a": 2}}', "error: TypeError: add() missing 1 required"),
-        ('{"name": "add", "arguments": {"a": 2, "b": "x"}}', "error: TypeError"),
+        *TABLE["told"],
         # Python's JSON and pickles end at depths of their own
         *((f'{{"name": "add", "arguments": {{"a": {depth * "["}{depth * "]"}}}}}', "error: ")
           for depth in (100, 500, 800, 900, 940, 980, 5000, 100_000)),
@@ -97,12 +96,33 @@ def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works(made
     assert asked(tools, SUM).words == "42"
 
 
+def test_a_program_that_asks_nothing_is_broken_and_one_that_takes_too_long_is_ended():
+    agent, slow = (lookup("environment", "agent")(**one) for one in
+                   ({"command": ["true"]}, {"command": ["sleep", "600"], "deadline": 0.1}))  # fmt: skip
+    with pytest.raises(RuntimeError, match="ended without a request to OPENAI_BASE_URL"):
+        agent.episode().reset(Prompt(text="?"), 0)
+    late = slow.episode()
+    with pytest.raises(TimeoutError, match=r"longer than 0.1 s \(environment.deadline\)"):
+        late.reset(Prompt(text="?"), 0)
+    with urlopen(f"{slow.address.url}/models") as reply:
+        assert [one["owned_by"] for one in json.load(reply)["data"]] == ["burnish"]
+    ended = partial(gone, late.process.pid)
+    slow.close()
+    del late
+    gc.collect()
+    assert ended()
+
+
 def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
     tools = made("later", "empty")
     told = asked(tools, call("later", a=4))
     assert told.words == "[image]\n[video]\n?"
     assert (len(told.images), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
+    with pytest.raises(TypeError, match="an observation holds dict, which is neither text nor an image"):
+        Observation([{}])
+    with pytest.raises(RuntimeError, match=r"the tools can't be loaded: .*missing 1 required .*'factor'"):
+        asked(made(functions={"made": "tests.support.named_rewards:Loaded"}), call("made", images=[]))
     assert "error: OSError: an image of 0 x 0 pixels" in asked(tools, call("empty")).words
     assert "error: ValueError: an array of uint8 [0, 28, 28, 3]" in asked(tools, call("later", a=0)).words
     tools = made("seeded")
@@ -148,15 +168,7 @@ def test_tools_on_images_show_copies_that_can_be_looked_at_again(made):
     assert shown("draw_line(points=[[0, 0], [10, 0]])").getpixel((4, 0)) == (255, 0, 0)
     assert shown("crop(bbox_2d=[0, 0, 80, 40])").tobytes() == Image.fromarray(PAGE).tobytes()
     assert shown("crop(bbox_2d=[0, 0, 100, 0.5], image=5)").size == (100, 1)
-    for wrong, message in (
-        ("zoom(bbox_2d=[70, 10, 60, 20])", "holds no pixel"),
-        ("zoom(bbox_2d=[10, 9, 20, 9.4])", "holds no pixel"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=99)", "images 1 to 10"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=0)", "is 0"),
-        ("zoom(bbox_2d=[0, 0, 9, 9], image=True)", "is True"),
-        ("crop(bbox_2d=[0, 0, 101, 1], image=5)", "101 x 1"),
-        ("zoom(bbox_2d=[1, 2])", "unpack"),
-    ):
+    for wrong, message in TABLE["wrong calls"]:
         seen = episode.step(f"[{wrong}]")
         assert (seen.images, message in seen.words) == ([], True)
     two = begun(made(functions=functions, calls="pythonic", role="user"), SHOWN)
@@ -180,6 +192,8 @@ def test_a_tool_draws_by_the_words_and_the_seed_and_what_can_t_draw_is_refused(f
     (told,) = Tools(functions=drawing).tools()[None]
     words = {"prompt": {"type": "string", "description": "what it shows"}}
     assert told["function"]["parameters"] == {"type": "object", "properties": words, "required": ["prompt"]}
+    with pytest.raises(UserError, match=r"does not draw an image from a text with .*'height': 'x'"):
+        Draw(str(files / "sd3"), height="x")
     for functions, arguments, message in (
         (drawing, {"draw": {}}, r"environment\.arguments\.draw .*'path'"),
         (drawing, {"draw": {"path": "nowhere"}}, "nowhere"),
@@ -210,27 +224,12 @@ def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
     rows, _ = evaluated(files, {"environment": {}}, [{"prompt": "a fox"}], *sampled, environment=given)
     kept = [(files / "judged" / "pictures" / name).read_bytes() for row in rows for name in row["images"]]
     assert len({row["response"] for row in rows}) == len(set(kept)) == 2  # each response has its own image
+    mute = drawing | {"reward": {"name": "function", "path": f"{HERE}:mute"}}
+    with pytest.raises(ValueError, match="the image has no reward: "):
+        begun(lookup("environment", "function")(path=enhancer.path, arguments=mute)).step("a fox")
     for wrong in (drawing | {"path": "nowhere", "reward": bright}, drawing | {"reward": "nothing_such"}):
         with pytest.raises(UserError):
             lookup("environment", "function")(path=enhancer.path, arguments=wrong).check()
-
-
-GAMES = """
-import time
-from burnish.environments.base import Observation
-
-
-class Game:
-    def reset(self, prompt, seed):
-        self.text, self.turns = prompt.text, 0
-        return Observation("Begin.")
-
-    def step(self, response):
-        self.turns += 1
-        if self.text == "Two?":
-            time.sleep(2)
-        return Observation(f"Turn {self.turns}.", reward=0.5 * self.turns, done=self.turns == 3)
-"""
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -253,7 +252,7 @@ def test_questions_are_asked_as_many_at_a_time_as_is_said(concurrency):
 
 
 def played(files, folder, *texts: str, **options):
-    (folder / "games.py").write_text(GAMES)
+    (folder / "games.py").write_text(TABLE["games"])
     environment = {"name": "function", "path": f"{folder}/games.py:Game"} | options
     records = [{"prompt": text} for text in texts]
     return evaluated(files, {"environment": {"weight": 0.5}}, records, environment=environment)[0]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from burnish.environments.call_formats import Call, calls_in
 from burnish.registry import lookup, names
@@ -21,6 +22,7 @@ SCHEMAS = {"look": TOLD["function"]["parameters"]}
 WANTED = {"place": "7", "times": 3, "deep": True, "spots": [1, 2]}
 # of each format: a call of look as models write it, two of them, and one that is broken
 TEXTS = json.loads(Path(__file__).with_name("calls.json").read_text())
+LOOSE, OWN = TEXTS.pop("without quotes"), yaml.safe_load(Path(__file__).with_name("games.yaml").read_text())["formats"]
 
 
 def parse(text, how):
@@ -42,12 +44,7 @@ def test_calls_are_read_in_order_with_the_types_of_their_arguments_and_what_is_n
 
 
 def test_texts_without_their_quotes_end_where_the_next_argument_begins():
-    for text, how, arguments in (
-        ("call:look{place:Rome, Italy (a {b}),times:2}", "gemma4", {"place": "Rome, Italy (a {b})", "times": 2}),
-        ('<|tool_call>call:f{a:{b:[1,<|"|>x}, times:3<|"|>]}}<tool_call|>', "gemma4", {"a": {"b": [1, "x}, times:3"]}}),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "hermes", {"a": 1}),
-        ("<tool_call><function=f><parameter= a >1</parameter></function></tool_call>", "qwen3_coder", {"a": 1}),
-    ):
+    for text, how, arguments in LOOSE:
         assert [call.arguments for call in parse(text, how)] == [arguments]
 
 
@@ -57,33 +54,6 @@ def test_python_is_read_and_never_run():
         assert (bool(call.problem), call.arguments) == (True, None)
     for text in ("look(place=", "[a.b(c=1)]", "[look(place=" + "[" * 20_000):
         assert parse(text, "pythonic") == []
-
-
-OWN = """
-from typing import Annotated
-
-from burnish.environments.call_formats import Call, CallFormat
-
-
-def short(text, schemas, *, mark: Annotated[str, "what a call begins with"] = "!"):
-    words = [line.removeprefix(mark).split() for line in text.splitlines() if line.startswith(mark)]
-    return [Call(name, dict(one.split("=") for one in rest)) for name, *rest in words]
-
-
-class Lines(CallFormat):
-    mark: str = "!"
-
-    def read(self, text, schemas):
-        return short(text, schemas, mark=self.mark)
-
-
-def wrong(text, schemas):
-    return [("look", {})]
-
-
-def other(response):
-    return []
-"""
 
 
 def tools(calls):

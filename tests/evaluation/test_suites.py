@@ -10,51 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Message, Part, Prompt
 from tests.support.tiny_run import TinyRun, burnish
 
-SCORERS = """
-import numpy as np
-
-PLAIN = {"red": (200, 30, 30), "green": (30, 150, 50), "blue": (30, 60, 200), "yellow": (235, 205, 30)}
-
-
-def told(responses, prompts, value):
-    return value
-
-
-def near(images, prompts):
-    wanted = [next(rgb for name, rgb in PLAIN.items() if name in prompt.text) for prompt in prompts]
-    return [-float(np.abs(image[0, 0].astype(float) - rgb).sum()) for image, rgb in zip(images, wanted)]
-
-
-def bright(images, prompts):
-    return [float(image.mean()) for image in images]
-
-
-def ignores_prompts(responses, prompts):
-    return [float(len(one.text) % 7) for one in responses]
-
-
-def ignores_samples(responses, prompts):
-    return [float(len(one.answer) + int(one.answer, 36) % 5) for one in prompts]
-
-
-def constant(samples, prompts):
-    return [1.0] * len(samples)
-
-
-def nothing(samples, prompts):
-    return [None] * len(samples)
-
-
-def exact(responses, prompts):
-    return [float(f"<answer>{prompt.answer}</answer>" == one.text) for one, prompt in zip(responses, prompts)]
-
-
-def late(responses, prompts):
-    return exact(responses, prompts)[1:] + exact(responses[:1], prompts)
-"""
+TABLE = yaml.safe_load(Path(__file__).with_name("scorers.yaml").read_text())
 WORDS = ("one", "two", "three", "four", "five", "six")
 ASKED = [{"prompt": f"No. {word}?", "answer": word, "value": i / 10} for i, word in enumerate(WORDS)]
 LANGUAGE = {"task": "image-text-to-text", "responding": {"temperature": 1.0, "max_new_tokens": 3}}
@@ -66,13 +25,14 @@ class Suites:
 
     def __init__(self, files, folder) -> None:
         self.files, self.folder = files, folder
-        (folder / "scorers.py").write_text(SCORERS)
+        (folder / "scorers.py").write_text(TABLE["code"])
 
     def write(self, scorer="told", asked=ASKED, half="language", **changes):
         (self.folder / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
         path = self.folder / "mine.yaml"
         about = {"about": "x", "licence": "x", "prompts": "asked.jsonl", "primary_metric": "mine"}
-        scorers = {"mine": {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}
+        scorers = {"mine": {"name": "ocr"} if scorer == "ocr" else
+                   {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}  # fmt: skip
         settings = LANGUAGE if half == "language" else DRAWING
         path.write_text(yaml.safe_dump(about | settings | {"scorers": scorers} | changes))
         return path
@@ -95,7 +55,7 @@ def suites(files, tmp_path):
 
 
 def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
-    from burnish.evaluation.suite import chosen, read_suite, suite_names
+    from burnish.evaluation.suite import _instructed, chosen, read_suite, suite_names
 
     listed, sets = burnish("eval", "--list").out, burnish("data", "list").out
     for name in suite_names():
@@ -105,35 +65,25 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
         prompts = str(suite.prompts)
         assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
     asked, some = [Prompt(text=word) for word in WORDS], replace(suite, max_prompts=3)
+    instructed = Prompt(text="a b", messages=(Message("user", (Part("text", "a"), Part("text", " b"))),))
+    assert (_instructed(Prompt(text="a"), " b"), _instructed(asked[0], "")) == (instructed, asked[0])
     assert chosen(some, asked) == chosen(some, asked[::-1])[::-1] != asked[:3], "by what they say"
 
 
 @pytest.mark.parametrize("case", yaml.safe_load((Path(__file__).parent / "wrong.yaml").read_text()), ids=str)
 def test_what_is_wrong_is_named(suites, case, monkeypatch):
     monkeypatch.chdir(suites.folder)
-    suites.write(**case["change"])
+    suites.write(**case.get("change", {}))
+    if "text" in case:
+        Path("mine.yaml").write_text(case["text"])
     said = suites.evaluate("out", status=2)
     assert [name for name in case["names"] if name not in said] == []
 
 
-ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
-
-
-@pytest.mark.parametrize(("scorer", "sanity_checks", "why"), [
-    ("exact", ANSWERS, ""),
-    ("ignores_prompts", ANSWERS, "mine gives"),
-    ("ignores_samples", ANSWERS, "mine gives"),
-    ("constant", ANSWERS, "mine gives right and wrong the same"),
-    ("nothing", ANSWERS, "gives no value where it has to"), ("nothing", [], "6 of 6 values of mine are missing"),
-    ("exact", [], "mine is 0 for all 6 samples"),
-    ("late", ANSWERS, "to what is right"),
-    ("near", [{"kind": "colours"}], ""),
-    ("bright", [{"kind": "colours", "scorers": ["reward"]}], "reward gives"),  # it reads no prompt
-    ("constant", [{"kind": "clauses"}], "the same"),
-])  # fmt: skip
+@pytest.mark.parametrize(("scorer", "sanity_checks", "why"), TABLE["caught"])
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
-    half = "language" if sanity_checks in ([], ANSWERS) else "generators"
-    asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
+    half = "language" if all(one["kind"] == "answers" for one in sanity_checks) else "generators"
+    asked = ASKED if half == "language" else [{"prompt": "a blue cube", "answer": "Blue"}, {"prompt": 'a "red" cube'}]
     suites.write(scorer, asked, half, sanity_checks=sanity_checks, alive=None if sanity_checks else "mine")
     result = suites.evaluate("out", half=half)
     assert (result["valid"], result["missing"]["mine"]) == (not why, 6 if scorer == "nothing" else 0)
@@ -168,10 +118,12 @@ def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
 def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
     values = [(7 * i % 20) / 20 for i in range(20)]  # prompts differ far more than the evaluations do
     for name, more in (("before", 0.0), ("after", 0.02)):
-        suites.write(asked=valued([value + more for value in values]))
+        suites.write(asked=valued([value + more for value in values]), responding={"max_new_tokens": 3 + (more > 0)})
         suites.evaluate(name)
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after").out
     assert said.count("0.0200") >= 3, "the change, and both ends of its interval"
+    assert "max_new_tokens is 3 before and 4 after" in said
+    assert "scorers or settings of the suite differ" in said
     suites.write(asked=valued(values), version=2)
     suites.evaluate("newer")
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "newer", status=2).message

@@ -1,6 +1,7 @@
 """Functions and classes of users as rewards: they get what their parameters name, and may return what they like."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,8 +43,11 @@ def test_parameters_name_what_a_function_gets():
     assert (dict(last.numbers), last.note) == ({"bonus": 0.5}, "truth: [1, 2]")
     both = drawn("lists_in_dicts")(IMAGES, PROMPTS)
     assert [(one.value, dict(one.numbers)) for one in both] == [(0.25, {"sharpness": 2.0})] * 3
-    assert values(said("waiting"), [Response("7")] * 20, [PROMPTS[0]] * 20) == [1.0] * 20
-    assert named_rewards.MOST == [20]  # calls of an async function wait together
+    late = [PROMPTS[0]] * 20 + [Prompt(text="d", answer="")]
+    assert values(said("waiting"), [Response("7")] * 21, late) == [1.0] * 20 + [None]
+    assert named_rewards.MOST == [21]  # calls of an async function wait together
+    with pytest.raises(ValueError, match=r"a dict without .*; its keys are sharpness"):
+        drawn("trios")(IMAGES, PROMPTS)
 
 
 @pytest.mark.parametrize(("name", "form", "right", "named"), [
@@ -68,10 +72,13 @@ def test_functions_of_other_libraries_work_as_they_are_which_is_said(name, form,
 
 
 def each_of_two(images):
-    return [float(image.mean()) for image in images]
+    return [float(image.mean()) or None for image in images]
 
 
-each_of_two.compares = "pairs"  # type: ignore[attr-defined]
+def trios(images): ...
+
+
+each_of_two.compares, trios.compares = "pairs", "trios"  # type: ignore[attr-defined]
 
 
 def test_groups_and_pairs_are_compared_as_a_whole():
@@ -79,7 +86,7 @@ def test_groups_and_pairs_are_compared_as_a_whole():
     images = [*IMAGES, IMAGES[0] // 9, IMAGES[0]]
     assert values(drawn("ranks"), images, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
     assert values(drawn("brighter"), images, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
-    assert values(drawn(f"{__name__}:each_of_two"), IMAGES, prompts[:3]) == [51.0, 204.0, 102.0]
+    assert values(drawn(f"{__name__}:each_of_two"), [IMAGES[0] // 99, *IMAGES[1:]], prompts[:3]) == [None, 204.0, 102.0]
     (alone,) = drawn("brighter")(IMAGES[:1], PROMPTS[:1])
     assert (alone.value, "no other sample" in alone.note) == (None, True)
     first, *_ = drawn("flow_grpo")(IMAGES, PROMPTS)
@@ -120,10 +127,8 @@ def test_a_class_is_made_once_in_a_process_and_a_file_is_read_where_the_run_bega
         assert values(one, [Response("abc"), Response("abc", finished=False)], PROMPTS[:2]) == [30, 0]
 
 
-WRONG = {
-    "raises": "ZeroDivisionError: not for me", "nan": "nan", "inf": "inf", "large": "1e+300", "text": "'good'",
-    "list": "[1, 2] as 'boxes'", "none": "score and reward", "missing": "no face",
-}  # fmt: skip
+TABLE = json.loads(Path(__file__).with_name("answers.json").read_text())
+WRONG = TABLE["of functions"]
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -159,14 +164,8 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
         package.train(package.load("quickstart", mine, "model.path=nowhere", "output_dir=run"))
 
 
-@pytest.mark.parametrize(("kind", "name", "arguments", "why"), [
-    (drawn, "by_name", {}, r"'difficulty'.* prompt 'd' \(data.jsonl:9\).* 'other'"),
-    (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
-    (drawn, "tests.support.bad_rewards:takes_no_prompts", {}, r"bad_rewards.py:\d+\) .*too many positional"),
-    (drawn, "wants_responses", {}, "responses, but scores images"),
-    (said, "wants_latents", {}, "latents, but scores responses"), (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
-])  # fmt: skip
+@pytest.mark.parametrize(("kind", "name", "arguments", "why"), TABLE["refused functions"])
 def test_what_nobody_has_is_refused_before_the_run(kind, name, arguments, why):
     odd = Prompt(text="d", record='{"other": 1}', where="data.jsonl:9")
     with pytest.raises(ValueError, match=why):
-        kind(name, **arguments).check([*PROMPTS, odd])
+        {"drawn": drawn, "said": said}[kind](name, **arguments).check([*PROMPTS, odd])

@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from transformers import AutoTokenizer, CLIPModel
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from burnish.rewards.calls import call_reward
 from burnish.types.prompt import Prompt
-from tests.support.scorers import tiny_reward
+from tests.support.scorers import checkpoint, tiny_reward
 
 NAME = "geneval_mask2former"
 
@@ -48,11 +51,7 @@ def prompt(**record):
     return Prompt(text="a photo", extra=json.dumps({"extra_info": record}))
 
 
-@pytest.mark.parametrize(("wanted", "problem"), [
-    ({"include": []}, "no clause"), ({"include": [include("mouse")]}, "no class"),
-    ({"include": [include("dog", color="teal")]}, "'teal'"),
-    ({"include": [include("dog"), include("cat", position=["near", 0])]}, "earlier clause"),
-])  # fmt: skip
+@pytest.mark.parametrize(("wanted", "problem"), CASES["refused"])
 def test_records_that_can_not_be_judged_are_refused_and_missing(wanted, problem):
     reward, asked = tiny_reward(NAME), prompt(**wanted)
     with pytest.raises(ValueError, match=problem):
@@ -96,6 +95,30 @@ def test_detections_are_read_by_mmdets_rule():
         assert found[row].score == pytest.approx(score, abs=1e-5)
         assert (found[row].name, [*found[row].box]) == (CLASSES[label], box)
     assert found[0].mask.shape == (25, 34)
+
+
+def test_a_colour_is_that_of_the_texts_which_the_object_without_its_surroundings_is_most_like():
+    from burnish.rewards.images.geneval import COLOURS, TEMPLATES, Found
+
+    reward, image, found = tiny_reward(NAME, batch_size=1), noise_image(), []
+    network, read, see = (kind.from_pretrained(checkpoint(NAME) / "clip") for kind in
+                          (CLIPModel, AutoTokenizer, CLIPImageProcessorPil))  # fmt: skip
+    means, expected = [], []
+    for colour in COLOURS:
+        ids = read([text.format(colour=colour, name="dog") for text in TEMPLATES], padding=True, return_tensors="pt")
+        means.append(F.normalize(network.get_text_features(**ids).pooler_output, dim=-1).mean(0))
+    for box in ((0.4, 0, 8.6, 20), (10, 5, 40, 48), (3, 30, 33, 40)):
+        mask = np.zeros((48, 40), bool)
+        mask[::2] = True
+        left, top, right, bottom = map(round, box)
+        crop = np.where(mask[..., None], image, 153).astype(np.uint8)[top:bottom, left:right]
+        own = network.get_image_features(torch.tensor(np.stack(see([crop])["pixel_values"]))).pooler_output
+        expected.append(
+            COLOURS[int((torch.stack(means) / torch.stack(means).norm(dim=-1, keepdim=True) @ own[0]).argmax())]
+        )
+        found.append(Found("dog", 0.9, box, mask))
+    _, clip, tokenizer = reward.load()
+    assert reward._colours(clip, tokenizer, image, found, "dog") == expected
 
 
 def test_what_is_found_is_judged_by_the_record():

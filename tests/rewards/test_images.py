@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.rewards.base import Score
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip
 from tests.conformance import case
@@ -57,7 +58,7 @@ CORNERS[[0, 2], [0, 2]] = 0
     ("dark_share", halves((20, 20, 20), (40, 40, 40)), {}, 0.5),
     ("dark_share", flat(0, 0, 255), {}, 0),  # blue has luminance 0.114
     ("brightness", flat(0, 0, 255), {}, 0.114),
-    ("high_frequency", CHESS, {}, 1),
+    ("high_frequency", CHESS, {}, 1), ("high_frequency", flat(9, 9, 9, size=1), {}, 0),
     ("edge_density", BLACK_AND_WHITE, {}, 8 / 112),  # 8 pairs of 2 x 8 x 7
     ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
     ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),
@@ -122,7 +123,10 @@ def test_the_direction_is_the_record_s_or_the_only_one_of_the_text():
     left = moving(way(-1, 0))
     for prompt in (Prompt(text="It moves LEFT."), Prompt(text="right, then left", extra='{"direction": "left"}')):
         assert motion(left, prompt).value == pytest.approx(1)
-    assert not flow_reward("motion").applies_to(Prompt(text="right, then left"))
+    one = flow_reward("motion")
+    assert not one.applies_to(Prompt(text="right, then left"))
+    assert (one.unfit(prompt), "'north'" in one.unfit(Prompt(text="it", extra='{"direction": "north"}'))) == ("", True)
+    assert motion(moving(way(1, 0), ink=255), "right") == Score(0.0, "a frame shows nothing to follow", {"agrees": 0.0})
 
 
 NUMBERS = ["472", "010", "950", "407", "186", "333"]
@@ -200,8 +204,13 @@ def test_reading_has_the_same_value_and_a_gradient_that_finite_differences_confi
 
 
 def test_text_that_can_never_be_read_is_refused_at_the_start_and_missing_later():
+    from burnish.rewards.images.ocr import NO_ANSWER
+
     reward, prompt = flow_reward("ocr_ctc"), Prompt(text="so long", answer="z" * 40)
     with pytest.raises(ValueError, match=r"'so long'.* 40 characters.* 64 x 64"):
         reward.check_size([prompt], 64, 64)
     (score,) = reward([np.zeros((64, 64, 3), np.uint8)], [prompt])
     assert (score.value, "40 characters" in score.note) == (None, True)
+    assert [reward.unfit(Prompt(text="", answer=answer)) for answer in ("a", None, "1ф")] == [
+        "", NO_ANSWER, "the recognition model lacks the character 'ф' of its answer"
+    ]  # fmt: skip

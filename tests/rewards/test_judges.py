@@ -5,6 +5,7 @@ import io
 import json
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from burnish.rewards.judges.forms import Question, spellings
+from burnish.rewards.judges.rewards import spelt_of
 from burnish.rewards.text.base import Response
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -22,8 +25,11 @@ from tests.support.http_servers import images_of, json_server, listing, question
 from tests.support.language_samples import folder_of, model_of, theirs_of
 from tests.support.scoring import evaluated
 
-CAT = Prompt(text="a cat")
+ASKED = [["How many cats?", 2], ["Is it red?", "Yes"], ["What is it?", "cat"]]  # GenEval2's questions
+CAT = Prompt(text="a cat", record=json.dumps({"vqa_list": ASKED}))
 SHARES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
+# of a server's tokens what forms make: where one that is not listed may be likely, nothing
+TABLE = json.loads(Path(__file__).with_name("judge_replies.json").read_text())
 NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
@@ -84,20 +90,23 @@ def test_what_is_sent_to_a_server_and_what_is_read():
     assert (of_png(*images_of(request)) == noise_image(0)).all()
 
 
-@pytest.mark.parametrize(("form", "shares", "value"), [
-    ("vqascore", SHARES, 0.7),
-    ("yes_no", SHARES, 0.74 / 0.94),
-    ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
-    ("yes_no", {"the": 0.98, "a": 1e-4}, None),
-    ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
-    ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
-    ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
-])  # fmt: skip
+@pytest.mark.parametrize(("form", "shares", "value"), TABLE["shares"])
 def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely(form, shares, value):
     with answering(listing(shares)) as server:
         (score,) = asked(server, noise_image(0), form=form)
     assert score.value == (None if value is None else pytest.approx(value))
     assert value is not None or "something else" in score.note or "may be as likely" in score.note
+
+
+def test_what_a_server_writes_is_read_by_the_form_and_one_that_was_cut_says_so(tmp_path):
+    (tmp_path / "question.txt").write_text("How good is {prompt}?")
+    form = {"form": "unified_reward", "question_file": str(tmp_path / "question.txt")}
+    replies = iter([writing("Final Score: 4"), writing("Final Sc", reason="length")])
+    with answering(lambda request, count: (200, next(replies))) as server:
+        (good,), (cut,) = (asked(server, noise_image(seed), **form) for seed in range(2))
+        assert (server.got[0]["max_tokens"], question_of(server.got[0])) == (2048, "How good is a cat?")
+    assert (good.value, good.note) == (0.8, "4")
+    assert (cut.value, "it was cut: raise max_new_tokens" in cut.note) == (None, True)
 
 
 def test_nothing_is_asked_twice_and_what_differs_is():
@@ -185,13 +194,18 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
         shown = [images_of(request) for request in server.got]
         assert [len(one) for one in shown] == [2, 1, 8, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
+        judged(endpoint(reward, url=server.url, media="leave_out"), [Response("4")], SEEN)
+        chat = Prompt(text="b", messages=tuple(Message(who, (Part("text", who),)) for who in ("system", "user")))
+        judged(endpoint(reward, url=server.url), [Response("4")], chat)
+        assert (images_of(server.got[5]), "system: system\nuser: user" in question_of(server.got[6])) == ([], True)
+        del server.got[5:]
         judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
         assert "Response: 4 {prompt}" in question_of(server.got[5])
         assert len(images_of(server.got[5])) == 1
 
 
 # as published judges write their scores, by form
-READ = json.loads(Path(__file__).with_name("judge_replies.json").read_text())["read"]
+READ = TABLE["read"]
 NONSENSE = [
     "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
     "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
@@ -213,6 +227,17 @@ def test_a_score_is_read_as_published_judges_write_it_or_has_no_value():
         for text in NONSENSE:
             found = parsed(PARSERS[form], text)
             assert (found.value, "can't be read" in found.note) == (None, True), (form, text[:20])
+
+
+def test_of_an_answer_of_geneval_2_the_first_token_counts_and_twice_where_two_spellings_share_it():
+    model = model_of("llama")
+    question = Question(answers=(spellings("How many?", "12"), spellings("Is it?", "No "), spellings("What?", "Cat")))
+    for first, ids in ((True, slice(0, 1)), (False, slice(None))):
+        found = spelt_of(model, replace(question, first=first))
+        spelt = [["twelve", "Twelve", " twelve", " Twelve", "12", " 12"], ["No", "no", " No", " no"],
+                 ["Cat", "Cat", " Cat", " Cat"]]  # fmt: skip
+        own = [[model.response_ids(text)[: -len(model.end)][ids] for text in one] for one in spelt]
+        assert found == [one if first else [*map(list, dict.fromkeys(map(tuple, one)))] for one in own]
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
@@ -253,20 +278,18 @@ def test_it_sees_images_and_what_it_does_not_say_or_read_is_missing():
     assert found[0] == found[2] != found[1]
     with pytest.raises(ValueError, match="can't see the images"):
         said("red", prompt=SEEN)
-    assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == [None]
+    assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == values(said("a", form="pair")) == [None]
     (unsure,) = said("I do", least=0.9)
     assert (unsure.value, "something else than Yes, No" in unsure.note) == (None, True)
     assert [one.value is None for one in said("x" * 50, "x", max_length=120, least=0.0)] == [True, False]
 
 
-@pytest.mark.parametrize(("judge", "options", "why"), [
-    (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-    (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-    (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
-])  # fmt: skip
+@pytest.mark.parametrize(("judge", "options", "why"), TABLE["refused"])
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
-    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
+    (tmp_path / "answered.txt").write_text("Is it {answer}?")
+    made = {"response": reward, "image": flow_reward, "endpoint": endpoint}[judge]
+    own = {"url": "http://127.0.0.1:9"} if made is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
     with pytest.raises(ValueError, match=why):
-        judge(**own | options).check([CAT])
+        made(**own | options).check([CAT])

@@ -85,12 +85,13 @@ def test_a_product_and_a_function_of_the_user_say_what_they_can_not_count(mixed,
     file.write_text(
         "def own(values, weights, prompt):\n"
         "    if prompt.text == 'No. 1':\n        raise ValueError('no')\n"
+        "    if values['one'] == 9:\n        return float('inf')\n"
         "    return None if values['one'] is None else values['one'] * weights['two'] + values['two_x']\n"
     )
-    further = {"one": (2.0, 1.0, None), "two": ({"score": 1.0, "x": 0.25},) * 3}
+    further = {"one": (2.0, 1.0, None, 9.0), "two": ({"score": 1.0, "x": 0.25},) * 4}
     rows = mixed(further, {"two": {"weight": 3.0}}, rule=f"{file}:own")
-    assert totals(rows) == [6.25, None, None]
-    assert "ValueError: no" in rows[1]["note"]
+    assert totals(rows) == [6.25, None, None, None]
+    assert ("ValueError: no" in rows[1]["note"], "own.py:own gave inf" in rows[3]["note"]) == (True, True)
 
 
 def test_parts_of_a_sum_count_as_their_reward_does_and_of_several_holds_the_strongest():

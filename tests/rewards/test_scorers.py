@@ -4,11 +4,15 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.signal import resample_poly
 from transformers import AutoModel, AutoTokenizer, BertTokenizer, ClapFeatureExtractor, ClapModel, CLIPTokenizer
@@ -16,13 +20,14 @@ from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPi
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from burnish.rewards.networks.headed import ABOUT
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip, Sound
 from tests.support import by_hand
 from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, examples, prompts, tiny_reward, values
 
-WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity")
+WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity", "hpsv3")
 HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
 
 
@@ -68,6 +73,7 @@ def test_scales_of_clip_and_pickscore_and_a_prefix():
     scaled = math.exp(network.logit_scale.item()) * cosine
     close(values(tiny_reward("pickscore")), scaled)
     close(values(tiny_reward("pickscore", scale="per_26")), scaled / 26)
+    assert "put_away=false" in tiny_reward("pickscore", device="cuda", put_away=True).gradient_refusal()
     cosine, _ = cosines("clip")
     assert float(cosine.min()) < 0 < float(cosine.max())
     for scale, value in (("cosine", cosine), ("x100", 100 * cosine.clamp(min=0)), ("x2.5", 2.5 * cosine.clamp(min=0))):
@@ -130,17 +136,9 @@ def copied(tmp_path):
     return lambda name: shutil.copytree(checkpoint(name), tmp_path / name)
 
 
-CLEANED = {
-    "a sign: “it’s me”": 'a sign: "it\'s me"', "fish &amp;amp; chips &lt;3": "fish & chips <3",
-    "cafÃ© au lait": "café au lait",  # UTF-8 that was read as Latin-1
-    "ﬁne ﬂowers": "fine flowers", "ＮＥＯＮ city": "NEON city", "  two\n\nlines\t here ": "two lines here",
-    "naïve Zoë": "naïve Zoë", "a cat": "a cat",
-}  # fmt: skip
-
-
 def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     close(values(tiny_reward("hpsv2")), hps(), 0, 1e-5)
-    odd, texts = list(CLEANED), list(CLEANED.values())
+    odd, texts = zip(*json.loads(Path(__file__).with_name("answers.json").read_text())["cleaned"].items(), strict=True)
     for four in (slice(0, 4), slice(4, 8)):
         close(values(tiny_reward("hpsv2"), asked=asked(*odd[four])), hps(texts[four]), 0, 1e-5)
     folder = copied("hpsv2")
@@ -149,6 +147,7 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     told["model_cfg"]["quick_gelu"] = True
     described.write_text(json.dumps(told))
     close(values(tiny_reward("hpsv2", folder)), hps(quick=True), 0, 1e-5)
+    close(values(tiny_reward("hpsv2", path=str(folder / HPS))), hps(quick=True), 0, 1e-5)
     described.unlink()  # without a description it is ViT-H/14, of 32 and 24 layers
     with pytest.raises(ValueError, match=r"layers\.2"):
         tiny_reward("hpsv2", folder.rename(folder.with_name("undescribed"))).prepare()
@@ -177,7 +176,7 @@ def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding():
 
 
 @pytest.mark.parametrize("name", ["image_similarity", "clip", "siglip"])
-def test_likeness_and_variety_are_cosines_of_embeddings(name):
+def test_likeness_and_variety_are_cosines_of_embeddings(name, tmp_path):
     embedded, path = embeddings(name), str(checkpoint(name))
     cosine = embedded @ embedded.T
     close(values(tiny_reward("image_similarity", path=path)), cosine[0], 0, 1e-5)
@@ -185,9 +184,22 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     seen = Prompt(text="a cat", images=tuple(map(Media.array, examples()[:2])))
     two = values(tiny_reward("image_similarity", path=path), examples()[2:3], [seen])
     close(two, cosine[2, :2].mean()[None], 0, 1e-5)  # several images count alike
+    Image.fromarray(examples()[1]).save(tmp_path / "own.png")
+    own = [Prompt(text="", record=json.dumps({"target": str(tmp_path / "own.png")}))]
+    to_own, bare = tiny_reward("image_similarity", path=path, against="target"), [Prompt(text="a cat")]
+    to_own.check(own)
+    close(values(to_own, examples()[2:3], own), cosine[2, 1][None], 0, 1e-5)
+    for reward, said in (
+        (to_own, "'a cat': its record has no target"),
+        (replace(to_own, against=None), "shows no image"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            reward.check(bare)
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
+    clips = [Clip(frames=np.stack([image] * 2), fps=8.0) for image in examples()]
+    close(values(tiny_reward("image_variety", path=path), clips, [Prompt(text="a cat")] * 4), 1 - others, 0, 1e-5)
     nearest = tiny_reward("image_variety", path=path)(examples(), [Prompt(text="a cat")] * 4)
     close(torch.tensor([one.numbers["nearest"] for one in nearest]), 1 - (cosine - 2 * torch.eye(4)).amax(1), 0, 1e-5)
     apart = tiny_reward("image_variety", path=path)(examples(), asked(*"aabc"))
@@ -196,7 +208,7 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_the_differentiable_score_is_the_score_and_its_gradient_that_of_finite_differences(name):
-    reward = tiny_reward(name)
+    reward = tiny_reward(name, dtype="float32")
     expected = values(reward)
     for image, prompt, value in zip(examples(), prompts(), expected, strict=True):  # made larger, smaller and cut
         found = reward.differentiable(as_tensor(image), [prompt])
@@ -244,13 +256,28 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     with pytest.raises(ValueError, match="can't be read as weights"):
         tiny_reward("hpsv2", folder).prepare()
     assert "this was run" not in capsys.readouterr().out
+    torch.save([torch.zeros(1)], folder / HPS)
+    with pytest.raises(ValueError, match="holds a list, not weights by name"):
+        tiny_reward("hpsv2", folder).prepare()
 
 
-@pytest.mark.parametrize(("name", "options", "said"), [
-    ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
-    ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-])  # fmt: skip
-def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said):
-    options = {option: at_checkpoint(one) if isinstance(one, str) else one for option, one in options.items()}
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_checkpoints.yaml").read_text())
+
+
+@pytest.mark.parametrize(("name", "options", "changes", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_checkpoint_that_is_not_the_reward_s_is_refused(name, options, changes, said, copied):
+    if "cuda" in options.values() and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    folder = copied(name) if changes else checkpoint(name)
+    for path, change in ((folder / file, change) for file, change in changes.items()):
+        if change is None:
+            path.unlink()
+        elif isinstance(change, str):
+            path.write_text(change)
+        else:
+            told = json.loads(path.read_text())
+            told |= {key: told[key] | own if key in told and path.name == ABOUT else own for key, own in change.items()}
+            path.write_text(json.dumps(told))
+    one = tiny_reward(name, folder, **{key: at_checkpoint(value) for key, value in options.items()})
     with pytest.raises(ValueError, match=said):
-        tiny_reward(name, **options).check(prompts())
+        one.check(prompts()) or one.prepare() or one.score(examples()[:1], prompts()[:1])

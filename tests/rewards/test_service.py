@@ -5,6 +5,7 @@ import io
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save
 
+from burnish.rewards.remote import ScoreRequest
 from burnish.rewards.text.base import Response
-from burnish.types.media import Media
-from burnish.types.prompt import Prompt
+from burnish.types.media import Fit, Media
+from burnish.types.messages import read_calls
+from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.samples import Clip, Sound
 from tests.support.asked import flow_reward, reward
 from tests.support.asked import values_of as values
@@ -25,6 +28,7 @@ from tests.support.reward_service import get, post, raw, served
 
 ANY = Prompt(text="?")
 LARGEST = 16 << 20  # bytes of a reply
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
@@ -78,7 +82,7 @@ def test_large_batches_are_several_requests_in_order_and_failures_are_tried_agai
 @pytest.mark.parametrize(("reply", "why", "requests"), [
     ((500, {}), "2 tries .* status 500", 2), ((200, b"[" * 200_000), "2 tries .* nested too deeply", 2),
     ((200, b" " * (LARGEST + 1)), "2 tries .* more than 16 MiB", 2),
-    ((200, {"rewards": [1]}), "1 scores for 2 samples", 1),
+    ((200, {"rewards": [1]}), "1 scores for 2 samples", 1), ((200, {"rewards": 1}), "has no list 'rewards'", 1),
     ((302, b"", ("Location", "http://127.0.0.1:9/")), "status 302 redirect to http://127.0.0.1 not followed", 1),
 ], ids=lambda value: str(value)[:40])  # fmt: skip
 def test_a_failed_request_is_missing_never_zero(server, reply, why, requests):
@@ -87,6 +91,27 @@ def test_a_failed_request_is_missing_never_zero(server, reply, why, requests):
     assert [score.value for score in scores] == [None, None]
     assert all(re.search(why, score.note) for score in scores)
     assert len(server.got) == requests
+
+
+def test_what_is_sent_to_our_own_service_comes_there_as_it_is():
+    Image.fromarray(noise(1, 9, 8)).save(bmp := io.BytesIO(), "BMP")
+    small, png = Media.encoded(bmp.getvalue()), Media.array(noise(2, 20, 20))
+    turns = (Message("user", (Part("image"), Part("text", "so?"))), Message("assistant", (), read_calls([CALL])))
+    seen = Prompt(text="so?", negative="n", answer="4", source="s", label="l", extra='{"k": [1]}', messages=turns,
+                  images=(small, png, replace(png, fit=Fit(max_pixels=100))))  # fmt: skip
+    sound = Sound(samples=np.linspace(-1, 1, 8, dtype=np.float32)[None], rate=16)
+    clip = Clip(frames=noise(3, 6, 20)[None], fps=4.0, sound=sound)
+    given = [Response("a", finished=False), sound, clip, noise(4, 5, 6)]
+    sent = ScoreRequest.of(given, [seen] * 4).model_dump_json(exclude_defaults=True)
+    (response, heard, shown, drawn), (prompt, *_) = ScoreRequest.model_validate_json(sent).read(10_000)
+    assert (response, heard.rate, shown.fps, shown.sound.rate) == (given[0], 16, 4.0, 16)
+    for one, other in ((heard, sound), (shown.sound, sound)):
+        np.testing.assert_array_equal(one.samples, other.samples)
+    for one, other in ((shown.frames, clip.frames), (drawn, given[3]), (prompt.images[0].image(), noise(1, 9, 8))):
+        np.testing.assert_array_equal(one, other)
+    assert [image.image().size for image in prompt.images] == [(9, 8), (20, 20), (10, 10)]
+    assert prompt.images[1].read() == png.read(), "the file as it is"
+    assert replace(prompt, images=()) == replace(seen, images=())
 
 
 KNOWN = {"Authorization": "Bearer hush"}
@@ -155,6 +180,9 @@ def asking(**sample) -> dict:
     (b"[" * 15_000, 400, "recursion limit"),
     (b" " * (32 << 20), 413, "service.max_body_mb"),  # more than sockets hold that nobody reads
     ({"samples": [], "prompts": [{"text": "?"}]}, 400, "0 samples, but 1 prompts"),
+    (asking(finished=True), 400, "samples.0: it must have one of text, image, clip and sound"),
+    (asking(clip=tensors(save({"frames": np.zeros((2, 4, 4, 1), np.uint8)}), fps=8.0)), 400, "must be [F, H, W, 3]"),
+    (asking(sound=tensors(save({"sound": np.zeros(8, np.float32)}), rate=8)), 400, "float32 with 2 dimensions"),
     ({"samples": [{"text": "a"}] * 401, "prompts": [{"text": "?"}] * 401}, 503, "service.queue"),
     (asking(text=3), 400, "samples.0.text: Input should be a valid string"),
     (asking(image=3), 400, "samples.0.image: Input should be a valid bytes"),

@@ -12,8 +12,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from burnish.language.offline import token_ends
 from burnish.rewards.text.base import Response
 from burnish.types.media import Media
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Message, Part, Prompt
 from tests.support.asked import flow_reward, reward
+from tests.support.language_samples import folder_of
 from tests.support.tiny_run import TinyRun, burnish
 
 QUESTIONS = ["How many?", "Which one is it?", "Why?", "Who says so?"]
@@ -84,14 +85,53 @@ def test_what_is_exported_gives_the_same_scores_in_burnish_and_in_transformers(w
     one.check(prompts)
     values = [score.value for score in one.score(responses, prompts)]
     assert values == pytest.approx([float(both[0] + 0.5 * both[1]) for both in theirs], abs=1e-4)
+    shown = [Prompt(text=f"<image>{one.text}", messages=(Message("user", (Part("image"), Part("text", one.text))),),
+                    images=(Media.encoded(b""),)) for one in prompts]  # fmt: skip
+    blind = reward("reward_model", path=str(out), media="leave_out", heads={"a": 1.0, "b": 0.5})
+    assert [score.value for score in blind.score(responses, shown)] == pytest.approx(values, abs=1e-4)
     for options, name in (({"heads": {"truth": 1.0}}, "'truth'"), ({"steps": "each"}, "steps")):
         with pytest.raises(ValueError, match=name):
             reward("reward_model", path=str(out), **options).check(prompts)
     with pytest.raises(ValueError, match="question"):
         flow_reward("reward_model", path=str(out)).check(prompts)
+    out = out.rename(tmp_path / "other")  # of which nothing is loaded yet
+    about = json.loads((out / "reward_head.json").read_text())
+    (out / "reward_head.json").write_text(json.dumps(about | {"heads": ["a", "b", "c"]}))
+    with pytest.raises(ValueError, match=r"heads of shape \[2, \d+\], which don't fit its model"):
+        reward("reward_model", path=str(out)).prepare()
     (out / "reward_head.json").write_text("{")
     with pytest.raises(ValueError, match=r"reward_head\.json"):
         reward("reward_model", path=str(out)).check(prompts)
+
+
+@pytest.mark.parametrize(("pad", "template"), [(None, True), (3, False)])
+def test_a_classifier_of_transformers_reads_the_conversation_or_a_pair_of_texts(pad, template, tmp_path):
+    options = {"pad_token_id": pad, "ignore_mismatched_sizes": True}
+    network, two = (
+        AutoModelForSequenceClassification.from_pretrained(folder_of("llama"), num_labels=n, **options).eval()
+        for n in (1, 2)
+    )
+    tokenizer, (responses, prompts), expected = AutoTokenizer.from_pretrained(folder_of("llama")), asked(), []
+    for response, prompt in zip(responses, prompts, strict=True):
+        chat = [{"role": "user", "content": prompt.text}, {"role": "assistant", "content": response.text}]
+        text = [tokenizer.apply_chat_template(chat, tokenize=False)] if template else [prompt.text, response.text]
+        ids = tokenizer(*text, add_special_tokens=not template, return_tensors="pt").input_ids
+        expected.append(float(network(ids).logits[0, 0]))
+    network.save_pretrained(tmp_path)
+    one = reward("reward_model", path=str(tmp_path), batch_size=3, max_length=60)
+    with pytest.raises(ValueError, match="tokenizer"):
+        one.prepare()
+    tokenizer.chat_template = tokenizer.chat_template if template else None
+    tokenizer.save_pretrained(tmp_path)
+    one.check(prompts)
+    *found, long = one.score([*responses, Response("a " * 60)], [*prompts, prompts[0]])
+    assert [score.value for score in found] == pytest.approx(expected, abs=1e-5)
+    assert (long.value, "exceed max_length=60" in long.note) == (None, True)
+    with pytest.raises(ValueError, match="leave heads and steps out"):
+        reward("reward_model", path=str(tmp_path), steps="each").check(prompts)
+    two.save_pretrained(tmp_path / "two")
+    with pytest.raises(ValueError, match="has 2 labels; a reward model must have one"):
+        reward("reward_model", path=str(tmp_path / "two")).prepare()
 
 
 def test_a_reward_model_judges_steps_where_they_end(files, tmp_path):

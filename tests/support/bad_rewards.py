@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 
 def raises(samples, prompts):
@@ -36,10 +35,6 @@ def leaves(samples, prompts):
 
 def ends_its_process(samples, prompts):
     os._exit(0)
-
-
-def never_ends(samples, prompts):
-    time.sleep(600)
 
 
 def takes_no_prompts(samples):

@@ -32,7 +32,8 @@ def checkpoint(name: str) -> Path:
 
 def at_checkpoint(value: str) -> str:
     """A value of a table: DIR/NAME is the checkpoint of that reward, which is not written before it is asked for."""
-    return str(checkpoint(value.removeprefix("DIR/"))) if value.startswith("DIR/") else value
+    name, _, rest = value.removeprefix("DIR/").partition("/")
+    return str(checkpoint(name) / rest) if value.startswith("DIR/") else value
 
 
 def tiny_reward(name: str, folder: Path | None = None, **options: Any) -> Any:

@@ -49,6 +49,10 @@ def empty():
     return Image.new("RGB", (0, 0))
 
 
+def mute(images):
+    return [None] * len(images)
+
+
 def bright(images, prompts):
     """A reward: how bright an image is, and how much was asked for."""
     return [image.mean() / 255 + len(prompt.text) for image, prompt in zip(images, prompts, strict=True)]

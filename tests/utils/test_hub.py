@@ -202,7 +202,7 @@ def test_images_and_pairs_of_the_hub_are_learned_from_as_those_of_files_are(data
     assert pair.where == "someone/pairs@train, row 1"
 
 
-def test_what_the_hub_lacks_and_what_is_no_data_set_is_named(data_hub, monkeypatch, tmp_path):
+def test_what_the_hub_lacks_and_what_is_no_data_set_is_named(data_hub, tmp_path):
     for path, words in (
         (f"{SHAPES}@validation", "split"), (f"{SHAPES}:hard@train", f"{SHAPES}:hard@train"),
         ("someone/absent@train", "hf download someone/absent --repo-type"), ("a/b", "no such file"),
@@ -211,5 +211,3 @@ def test_what_the_hub_lacks_and_what_is_no_data_set_is_named(data_hub, monkeypat
         assert words in refused(LANGUAGE, path)[0]
     given = ["data.train_files=someone/absent@train", f"output_dir={tmp_path / 'run'}"]
     assert "someone/absent@train" in burnish("train", "vlm_quickstart", *given, status=2).message
-    monkeypatch.setattr("burnish.utils.hub.find_spec", lambda name: None)
-    assert "burnish[data]" in burnish("train", "vlm_quickstart", *given, status=2).message

@@ -15,6 +15,7 @@ import math
 import re
 import sqlite3
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache, partial
@@ -135,13 +136,13 @@ class FormOptions:
         ask = partial(self.replies, max_new_tokens=self.max_new_tokens or form.max_new_tokens)
         return forms.scored(ask, form, question, subjects, prompts, inputs.groups(prompts))
 
+    @abstractmethod
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
         """Whoever answers, see ``forms.Ask``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
         """A sample as the judge meets it."""
-        raise NotImplementedError
 
 
 # who answers: Burnish's own decoder

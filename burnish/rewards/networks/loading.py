@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import zipfile
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,13 +100,13 @@ class NetworkOptions:
         where, option = getattr(self, source.option), f"{source.option} of reward {self.name}"
         return _folder(where, source.index, source.files, option)
 
+    @abstractmethod
     def load(self) -> Any:
         """The network and what reads for it; loaded at the first call of a process.
 
         Raises:
             UserError: something is missing or does not fit.
         """
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Load what scoring needs before the first batch."""

@@ -21,7 +21,7 @@ class Graph:
     """An ONNX graph of one input and one output with frozen weights. A final softmax is left out.
 
     Raises:
-        ValueError: the graph has an operator that is not supported.
+        KeyError: the graph has an operator that is not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,11 +36,9 @@ class Graph:
             given = [same.get(name, name) for name in node.input]
             if node.op_type == "Identity" or (node.op_type == "Softmax" and node.output[0] == output):
                 same[node.output[0]] = given[0]
-            elif node.op_type in OPERATORS:
+            else:
                 attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
                 self._steps.append((OPERATORS[node.op_type], given, node.output[0], attributes))
-            else:
-                raise ValueError(f"{path.name} uses the operator {node.op_type}, which is not supported")
         self._output = same.get(output, output)
         last = {name: index for index, step in enumerate(self._steps) for name in step[1]}
         self._done = [[name for name in set(step[1]) if last[name] == i] for i, step in enumerate(self._steps)]

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from burnish.options import NonNegative
@@ -34,7 +33,7 @@ from burnish.rewards.text.answers import (
     same,
 )
 from burnish.types.prompt import Prompt
-from burnish.utils.errors import UserError
+from burnish.utils.installed import require
 
 PLAIN = r"(?:\d+(?:\.\d*)?|\.\d+)"
 THOUSANDS = r"\d{1,3}(?:,\d{3})+(?![\d,]*\d)"
@@ -160,8 +159,8 @@ class Numeric(AnswerReward):
     grader=number."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        if self.grader == "math_verify" and find_spec("math_verify") is None:
-            raise UserError("grader=math_verify of reward numeric needs math-verify: pip install 'burnish[math]'")
+        if self.grader == "math_verify":
+            require("math_verify", "grader=math_verify of reward numeric")
         super().check(prompts)
 
     def complaint(self, wanted: str) -> str:
