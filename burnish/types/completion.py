@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, as_positions, shared
-from burnish.types.columns import LazyTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +46,6 @@ class Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""
         pixels = {name: one.to(dtype) for name, one in self.tensors.items() if one.is_floating_point()}
         return dataclasses.replace(self, tensors={**self.tensors, **pixels})
-
-    @property
-    def size(self) -> int:
-        """Numbers that the towers read; 0 without media."""
-        if isinstance(self.tensors, LazyTensors):
-            return self.tensors.size
-        return sum(tensor.numel() for tensor in self.tensors.values())
 
 
 def pad_and_cat(tensors: Sequence[Tensor], axis: int) -> Tensor:

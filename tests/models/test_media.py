@@ -156,7 +156,7 @@ def test_nobody_is_told_that_torchvision_is_installed():
     assert transformers.Qwen2VLVideoProcessor.is_dummy
     given = sys.modules["transformers.image_processing_backends"].tvF
     assert not hasattr(given, "__file__")  # as of no module that something else asks
-    with pytest.raises(ImportError, match="gaussian_blur.*pip install torchvision"):
+    with pytest.raises(ImportError, match=r"gaussian_blur.*pip install torchvision"):
         _ = given.gaussian_blur
 
 
