@@ -206,12 +206,8 @@ class Completion(Batch):
 
     def padded(self, width: int) -> Self:
         """The same responses in [B, width] tensors; what is cut off must be padding."""
-        grow = width - self.ids.shape[1]
-        if grow == 0:
-            return self
-        assert not len(self.length) or width >= int(self.length.max()), "a response would be cut"
-        names = ("ids", "mask", "logprob", "positions")
-        wider: Any = {name: F.pad(getattr(self, name), (0, grow)) for name in names}
+        names, grow = ("ids", "mask", "logprob", "positions"), (0, width - self.ids.shape[1])
+        wider: Any = {name: F.pad(getattr(self, name), grow) for name in names}
         return dataclasses.replace(self, **wider)
 
 

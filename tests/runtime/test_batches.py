@@ -81,6 +81,10 @@ def test_a_batch_comes_back_bit_for_bit():
     responses = completion()
     found = pack(responses).unpack()
     same(responses, found)
+    both = Completion.cat([found, responses.padded(4)])
+    assert both.ids.tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]] * 2
+    assert both.mask.sum(1).tolist() == [2, 1, 2, 1]
+    same(both.select([0, 1]).padded(2).logprob, responses.logprob)
     assert found.features[0] is found.prompts.table.features[0]
     found = pack(everything()).unpack()
     assert found.table.table is found.same.table

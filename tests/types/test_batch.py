@@ -8,6 +8,7 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, shared
 from burnish.types.columns import Column, Here, at, read
+from burnish.types.rollout import share_of
 from tests.support.equality import same
 
 
@@ -101,3 +102,6 @@ def test_a_column_is_selected_joined_and_indexed_as_a_tensor_is_and_read_when_it
     assert torch.equal(read(at(column, members)), tensor[members])
     assert torch.equal(read(at(at(column, members), torch.tensor([2, 0]), torch.tensor([1, 0]))), tensor[[1, 7]])
     assert torch.equal(read(column.flatten(0, 1)), tensor.flatten(0, 1)), "as of states that a checkpoint holds"
+    assert torch.equal(read(column.view(5, 2, 3, 2)), tensor.view(5, 2, 3, 2))
+    assert (column.ndim, column.dtype) == (3, torch.float32)
+    assert torch.equal(share_of(column.view(10, 3, 2)), tensor.mean((1, 2)))
