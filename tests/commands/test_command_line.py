@@ -90,6 +90,10 @@ def test_a_slip_is_answered_with_what_was_meant(line, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class PanicException(BaseException):
+    """As that of tokenizers, which are written in Rust."""
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch's, which is known by its name: no command line imports torch to be told that it failed."""
 
@@ -98,6 +102,7 @@ ENDS = {
     "interrupted": (KeyboardInterrupt(), 130, "interrupted"), "no memory": (MemoryError(), 2, "rollout.batch_size"),
     "no memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 20.00 GiB."), 2, "20.00 GiB"),
     "no memory of a CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9"), 2, "out of memory"),
+    "a panic": (PanicException("no entry found"), 2, "(no entry found); one of its files is damaged"),
     "ours": (ValueError("ours"), None, ""),
 }  # fmt: skip
 
@@ -143,6 +148,7 @@ COMPLETED = {  # a line so far, and what may come next
     "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.",
     "train --sweep quickstart thr": "threads=", "train mine.yaml thr": "threads=", "export runs/a --f": "--format",
     "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "", "trian ": "",
+    "export runs/a x ": "", "export runs/a --format ": "merged lora", "eval runs/a --suite quick": "quickstart",
 }  # fmt: skip
 
 
