@@ -79,6 +79,7 @@ def test_help_teaches_by_example_within_80_columns(verb, capsys, monkeypatch):
     assert verb or "75" in text  # exit codes
 
 
+COMPLETED = yaml.safe_load(Path(__file__).with_name("completed.yaml").read_text())
 SLIPS = yaml.safe_load((ROOT / "tests/refusals/slips.yaml").read_text())
 
 
@@ -140,16 +141,6 @@ def place(tmp_path, monkeypatch):
         (tmp_path / name / "config.yaml").write_text("{}")
     (tmp_path / "mine.yaml").write_text("extends: quickstart\nplugins: [does_not_exist_and_would_fail.py]\n")
     return tmp_path
-
-
-COMPLETED = {  # a line so far, and what may come next
-    "tra": "train", "train quick": "quickstart", "config mi": "mine.yaml", "train quickstart valid": "validation.",
-    "train quickstart algorithm=diffusion_n": "algorithm=diffusion_nft", "train quickstart runtime=r": "runtime=ray",
-    "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.",
-    "train --sweep quickstart thr": "threads=", "train mine.yaml thr": "threads=", "export runs/a --f": "--format",
-    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "", "trian ": "",
-    "export runs/a x ": "", "export runs/a --format ": "merged lora", "eval runs/a --suite quick": "quickstart",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", COMPLETED)
