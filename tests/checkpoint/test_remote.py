@@ -56,7 +56,7 @@ def damage(newest: Path, how: str, aside: Path) -> None:
     elif how == "manifest":
         (newest / "manifest.json").write_text("{")
     elif how == "renamed":
-        shutil.copy(newest.with_name("00000002") / "manifest.json", newest)
+        shutil.copytree(newest.with_name("00000002"), newest, dirs_exist_ok=True)
     elif how == "escaping":  # its own hash is right
         shutil.copy(newest / "state.json", newest.parents[1] / "evil.safetensors")
         forge(newest, files={"../../evil.safetensors": {}, TENSORS: {}})
