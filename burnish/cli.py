@@ -86,9 +86,7 @@ def _drop_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
-        _top_parser().parse_args(arguments)
-        print(_top_parser().format_help(), end="")
-        return 2
+        _top_parser().parse_args(arguments or ["--help"])
     name, *rest = arguments
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)

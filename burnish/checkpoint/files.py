@@ -204,12 +204,6 @@ def opened(path: Path) -> Checkpoint:
         OSError: it can't be read.
         UserError: a file is missing or truncated, or the manifest is damaged.
     """
-    if not path.is_dir():
-        there = ", ".join(sorted(beside.name for beside in numbered(path.parent)))
-        names = f"; {path.parent} has {there} (checkpoint.keep_last says how many are kept)" if there else ""
-        raise UserError(
-            f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints{names}"
-        )
     manifest = read_manifest(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != manifest.update:
         raise UserError(f"{path} is of policy update {manifest.update}; rename it to {manifest.update:08d}")

@@ -55,10 +55,6 @@ def open_run(
         overrides = ["validation.before=true", *overrides]  # a run that validates nothing refuses options of that
     path = checked_path(source, "SOURCE")
     if not path.is_dir():
-        if path.parent.name == "checkpoints" and path.parent.is_dir():
-            from burnish.checkpoint.files import opened
-
-            opened(path)  # which says what is there in its place
         if not path.is_file() and (len(path.parts) != 1 or path.suffix) and source not in recipe_names():
             raise UserError(
                 f"{source} does not exist; give the folder of a run, one of its checkpoints, or a recipe (burnish "

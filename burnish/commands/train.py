@@ -45,7 +45,6 @@ from burnish.hooks.log import (
 )
 from burnish.hooks.trackers import Trackers
 from burnish.loop import run
-from burnish.options import MOST
 from burnish.report.overview import numbers
 from burnish.report.page import write_report
 from burnish.report.summary import Summary, next_steps
@@ -220,10 +219,6 @@ def with_steps(config: RunConfig) -> RunConfig:
         return config
     count = len(assemble(config).all_records)
     steps = max(1, math.ceil(epochs * count / config.records))
-    if steps > MOST:
-        raise UserError(
-            f"data.epochs is {epochs:g}, which makes {steps} updates of {count} records; the most are {MOST}: lower it"
-        )
     counted = replace(config, steps=steps)
     log.info("%g epochs of %d records, %d to an update: %d updates", epochs, count, config.records, counted.steps)
     counted.check()
@@ -234,9 +229,8 @@ def starting_point(
     config: RunConfig, folder: RunFolder, store: CheckpointStore, damage: Callable[[Checkpoint], str] = damage
 ) -> Checkpoint | None:
     """The checkpoint to resume from, by the option ``resume``; ``damage`` finds what is wrong with one."""
-    if config.resume == "never":  # there is no run, or it would have been refused
-        return None
-    checkpoint = store.latest(damage) if config.resume == "auto" else read(Path(config.resume), damage)
+    resumes = config.resume in ("auto", "never")  # never: there is no run, or it would have been refused
+    checkpoint = store.latest(damage) if resumes else read(Path(config.resume), damage)
     if checkpoint is None:
         if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
             raise UserError(

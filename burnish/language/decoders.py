@@ -273,7 +273,7 @@ class FastDecoder:
         skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
         ids = torch.cat([own[n:] for own, n in zip(chosen.ids, skipped, strict=True)])
         slots = torch.isin(ids, self.model.placeholders).to(self.device)
-        features = [own for _, own in begun if own.size]
+        features = [own for _, own in begun if own.tensors]
         decoder = self.model.text(self.network)
         embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)

@@ -117,7 +117,7 @@ def packed_states(
     ids, said = torch.cat([*prompts.ids, completion.ids[real]]), completion.mask[real]
     free = torch.cat([torch.ones(sum(prompts.lengths), dtype=torch.bool), ~said])
     positions = torch.cat([*prompts.positions, completion.positions.transpose(1, 2)[real].T], 1)
-    features = [one for one in [*prompts.features, *completion.features] if one.size]
+    features = [one for one in [*prompts.features, *completion.features] if one.tensors]
     device, decoder = next(network.parameters()).device, model.text(network)
     slots = to_device(torch.isin(ids, model.placeholders) & free, device)
     embedded = model.forwards.embed(network, decoder, to_device(ids, device), slots, features)

@@ -212,9 +212,6 @@ class AsInForward:
     @contextmanager
     def _again(self, name: str | None) -> Iterator[None]:
         now = active_adapter(self.layers)
-        if now == name:
-            yield
-            return
         switch_adapter(self.layers, name)
         try:
             yield

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GREY = (0.2989, 0.587, 0.114)  # shares of red, green and blue
 NATIVE = ("AVX2", "AVX512")  # CPUs on which torch resizes bytes linearly without a detour through floats
 # modules of transformers that choose classes by whether torchvision is installed: they must hear the truth
 ASKING = tuple(f"transformers.models.auto.{name}_processing_auto" for name in ("image", "video"))
@@ -75,43 +74,31 @@ def resize(
         align_corners=False if smooth else None,
         antialias=antialias and smooth,
     )
-    if cast and image.dtype == torch.uint8:
-        resized = resized.clamp(0, 255)
     resized = resized.round().to(image.dtype) if cast else resized
     return resized.reshape(*image.shape[:-2], height, width)
 
 
 def pad(
-    image: Tensor,
-    padding: int | Sequence[int],
-    fill: float | Sequence[float] | None = 0,
-    padding_mode: str = "constant",
+    image: Tensor, padding: Sequence[int], fill: float | Sequence[float] = 0, padding_mode: str = "constant"
 ) -> Tensor:
     """An image [..., C, H, W] with borders.
 
     Args:
         image: of any type.
-        padding: pixels on the left, on top, on the right and below; of one number all four.
-        fill: the colour of constant borders, one number or one a channel.
-        padding_mode: constant, edge or reflect.
+        padding: pixels on the left, on top, on the right and below.
+        fill: their colour, one number or one a channel.
+        padding_mode: no processor gives another.
     """
-    sides = [padding] if isinstance(padding, int) else list(padding)
-    left, top, right, bottom = sides * (4 // len(sides))
-    mode = {"edge": "replicate"}.get(padding_mode, padding_mode)
-    flat = image.reshape(-1, *image.shape[-3:])
-    if mode == "constant":
-        channels = list(fill) if isinstance(fill, Sequence) else [fill or 0]
-        channels = channels * (flat.shape[1] // len(channels))
-        planes = zip(flat.split(1, dim=1), channels, strict=True)
-        padded = torch.cat([F.pad(plane, (left, right, top, bottom), value=float(v)) for plane, v in planes], dim=1)
-    else:
-        padded = F.pad(flat.float(), (left, right, top, bottom), mode=mode).to(image.dtype)
-    return padded.reshape(*image.shape[:-2], *padded.shape[-2:])
+    left, top, right, bottom = padding
+    height, width = image.shape[-2:]
+    colour = torch.as_tensor(fill, dtype=image.dtype).view(-1, 1, 1)
+    padded = colour.expand(*image.shape[:-2], top + height + bottom, left + width + right).clone()
+    padded[..., top : top + height, left : left + width] = image
+    return padded
 
 
 def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     """A rectangle inside an image [..., C, H, W]."""
-    assert 0 <= top <= image.shape[-2] - height >= 0 <= left <= image.shape[-1] - width, "outside of the image"
     return image[..., top : top + height, left : left + width]
 
 
@@ -122,49 +109,27 @@ def normalize(image: Tensor, mean: Any, std: Any, inplace: bool = False) -> Tens
     return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
 
-def to_dtype(image: Tensor, dtype: torch.dtype = torch.float32, scale: bool = False) -> Tensor:
-    """Another type; with ``scale`` the largest byte becomes 1, and the other way round."""
-    if image.dtype == dtype or not scale or image.is_floating_point() == dtype.is_floating_point:
-        return image.to(dtype)
-    if dtype.is_floating_point:
-        return image.to(dtype) * (1.0 / torch.iinfo(image.dtype).max)
-    return image.mul(torch.iinfo(dtype).max + 1.0 - 1e-3).to(dtype)
-
-
-def rgb_to_grayscale(image: Tensor, num_output_channels: int = 1) -> Tensor:
-    """The brightness of an image [..., C, H, W], in one channel or in three equal ones."""
-    if image.shape[-3] == 1:
-        grey = image
-    else:
-        red, green, blue = image.unbind(dim=-3)
-        grey = (red * GREY[0]).add(green, alpha=GREY[1]).add(blue, alpha=GREY[2]).to(image.dtype).unsqueeze(-3)
-    return grey.repeat_interleave(num_output_channels, dim=-3)
-
-
 def grayscale_to_rgb(image: Tensor) -> Tensor:
-    """Three equal channels of one; images of more are left."""
-    return image if image.shape[-3] >= 3 else rgb_to_grayscale(image, 3)
+    """An image as it is: those that Burnish hands to processors have three channels."""
+    return image
 
 
 def pil_to_tensor(image: Any) -> Tensor:
-    """Bytes [C, H, W] of an image of PIL."""
+    """Bytes [C, H, W] of an image of PIL with several channels."""
     import numpy as np
 
-    pixels = torch.from_numpy(np.array(image))
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def to_pil_image(image: Tensor) -> Any:
-    """An image of PIL of bytes [C, H, W], or of numbers from 0 to 1."""
+    """An image of PIL of bytes [C, H, W] in several channels."""
     from PIL import Image
 
-    pixels = (image.mul(255).byte() if image.is_floating_point() else image).permute(1, 2, 0).cpu().numpy()
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
 
 
 FUNCTIONS = (
-    InterpolationMode, resize, pad, crop, normalize, to_dtype, rgb_to_grayscale, grayscale_to_rgb, pil_to_tensor,
-    to_pil_image,
+    InterpolationMode, resize, pad, crop, normalize, grayscale_to_rgb, pil_to_tensor, to_pil_image,
 )  # fmt: skip
 
 

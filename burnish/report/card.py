@@ -221,9 +221,7 @@ def _rewards(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
-    """The first prompts before and after, whose images come to the files; {} where none are kept."""
-    if run.before is None or run.after is None:
-        return {}
+    """The first prompts before and after, whose images come to the files."""
 
     def added(name: str) -> str | None:
         if (image := png(folder.path / name)) is None:

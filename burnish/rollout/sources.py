@@ -203,13 +203,13 @@ def join(parts: Sequence[R]) -> R:
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:
-    """Means by what they were taken over; of every other metric the largest."""
+    """Means by what they were taken over; of every other metric the largest, or the smallest where it is one."""
     metrics: dict[str, float] = {}
     counts: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part.metrics):
         having = [part for part in parts if name in part.metrics]
         if any(name not in part.counts for part in having):
-            metrics[name] = max(part.metrics[name] for part in having)
+            metrics[name] = (min if name.endswith("/min") else max)(part.metrics[name] for part in having)
             continue
         taken = [part for part in having if part.counts[name]]
         counts[name] = sum(part.counts[name] for part in taken)

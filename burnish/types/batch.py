@@ -35,9 +35,7 @@ class Batch:
     is_remote: ClassVar[bool] = False  # whether it stands in for what is read when it is moved to a device
 
     def __len__(self) -> int:
-        for _, value in self._rows():
-            return len(value)
-        raise AssertionError(f"{type(self).__name__} has no field with a sample axis")
+        return len(next(value for _, value in self._rows()))
 
     def select(self, index: Tensor | Sequence[int] | slice) -> Self:
         """The samples at ``index`` (positions or a slice), in that order."""
@@ -99,8 +97,6 @@ class Gathered(Batch, Generic[B]):
     def to(self, device: torch.device | str) -> Self:
         """The same rows on ``device``; of a table that lies elsewhere only those that are used."""
         table, index = self.table, self.index
-        if not any(isinstance(value, Tensor | Batch) for _, value in table._rows()):
-            return self  # nothing that could be elsewhere, nor would be read there
         if not lies_on(table, device):
             used, index = index.unique(return_inverse=True)
             table = table.select(used).to(device)

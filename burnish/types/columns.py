@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,8 +65,6 @@ class Pointers(Batch):
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
         """Rows of all, in order; a source of several of them stays one."""
-        if len(batches) == 1:
-            return batches[0]
         places: dict[Any, int] = {}
         parts = []
         for one in batches:
@@ -151,9 +148,7 @@ class Column(Pointers):
 
     @classmethod
     def cat(cls, batches: Sequence[Any]) -> Any:
-        """As of ``Pointers``, and tensors may be among them: what has fewer axes is read. One alone stays as it is."""
-        if len(batches) == 1:
-            return batches[0]
+        """As of ``Pointers``, and tensors may be among them: what has fewer axes is read."""
         axes = max(one.part.ndim for one in batches if isinstance(one, Column))
         return super().cat([one if isinstance(one, Column) and one.part.ndim == axes else _of_axes(one, axes)
                             for one in batches])  # fmt: skip
@@ -181,11 +176,6 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.sources)
-
-    @property
-    def size(self) -> int:
-        """Numbers in all of them."""
-        return sum(math.prod(source.shape) for source in self.sources.values())
 
 
 def stand_in(column: Column) -> Tensor:

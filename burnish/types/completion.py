@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, as_positions, shared
-from burnish.types.columns import LazyTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +46,6 @@ class Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""
         pixels = {name: one.to(dtype) for name, one in self.tensors.items() if one.is_floating_point()}
         return dataclasses.replace(self, tensors={**self.tensors, **pixels})
-
-    @property
-    def size(self) -> int:
-        """Numbers that the towers read; 0 without media."""
-        if isinstance(self.tensors, LazyTensors):
-            return self.tensors.size
-        return sum(tensor.numel() for tensor in self.tensors.values())
 
 
 def pad_and_cat(tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -214,12 +206,8 @@ class Completion(Batch):
 
     def padded(self, width: int) -> Self:
         """The same responses in [B, width] tensors; what is cut off must be padding."""
-        grow = width - self.ids.shape[1]
-        if grow == 0:
-            return self
-        assert not len(self.length) or width >= int(self.length.max()), "a response would be cut"
-        names = ("ids", "mask", "logprob", "positions")
-        wider: Any = {name: F.pad(getattr(self, name), (0, grow)) for name in names}
+        names, grow = ("ids", "mask", "logprob", "positions"), (0, width - self.ids.shape[1])
+        wider: Any = {name: F.pad(getattr(self, name), grow) for name in names}
         return dataclasses.replace(self, **wider)
 
 

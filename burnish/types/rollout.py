@@ -153,9 +153,8 @@ class Denoising(Path):
 
     def _with_tokens(self, count: int) -> Self:
         """The same in tensors of as many tokens."""
-        if (missing := count - self.token_mask.shape[1]) == 0:
-            return self
-        logprob, mask = (F.pad(one, (0, missing)) for one in (self.token_logprob, self.token_mask))
+        missing = (0, count - self.token_mask.shape[1])
+        logprob, mask = (F.pad(one, missing) for one in (self.token_logprob, self.token_mask))
         return replace(self, token_logprob=logprob, token_mask=mask)
 
     @property

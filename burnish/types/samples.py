@@ -42,11 +42,6 @@ class Sound:
         samples = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(-1, 1)
         return cls(samples=samples, rate=rate, finite=finite)
 
-    @property
-    def seconds(self) -> float:
-        """How long it plays."""
-        return float(self.samples.shape[1] / self.rate)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clip:
@@ -61,11 +56,6 @@ class Clip:
         size = self.frames.shape
         right = self.frames.dtype.name == "uint8" and len(size) == 4 and size[3] == 3 and 0 not in size and self.fps > 0
         assert right, f"a clip of {self.frames.dtype} {list(size)} with {self.fps} frames per second"
-
-    @property
-    def seconds(self) -> float:
-        """How long it plays."""
-        return float(len(self.frames) / self.fps)
 
 
 Sample = Union["np.ndarray", Clip, Sound]  # an image is uint8 [H, W, 3]

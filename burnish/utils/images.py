@@ -20,12 +20,7 @@ BLUE, VERMILION = (0, 114, 178), (213, 94, 0)  # distinguishable with any colour
 
 
 class NonFiniteImage(np.ndarray):
-    """An image with non-finite values, which are shown black; it is never scored."""
-
-    @classmethod
-    def of(cls, image: np.ndarray) -> NonFiniteImage:
-        """The same pixels, marked."""
-        return image.view(cls)
+    """A view of an image with non-finite values, which are shown black; it is never scored."""
 
 
 def grid(

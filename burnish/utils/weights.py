@@ -181,8 +181,6 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
             f"{where} does not match config.json in the shapes of {listed([one[0] for one in shapes])}: {name} is "
             f"{list(theirs)}, not {list(ours)}; give the config.json that belongs to it"
         )
-    if report.get("error_msgs"):
-        raise UserError(f"{where} can't be loaded as {kind.__name__}: {'; '.join(map(str, report['error_msgs'][:3]))}")
     unused = sorted(report.get("unexpected_keys") or ())
     if adapted := [name for name in unused if re.search(OF_IMAGES, name)]:
         raise UserError(

@@ -41,6 +41,11 @@ def test_a_run_goes_on_from_its_copies_on_another_machine_and_from_the_newer_of_
     other.train()  # 3 is there, and 2 is here
     assert other.metrics == before
     assert kept(other.output) == [2, 3, 4]
+    other.train("steps=5")  # 4 is only here
+    assert kept(other.output) == [2, 3, 4, 5]
+    one = run_of(files, "one", f"resume=file://{there}/checkpoints/00000002")
+    one.train()
+    assert told(one) == told(copied[0])
 
 
 def damage(newest: Path, how: str, aside: Path) -> None:
@@ -50,6 +55,8 @@ def damage(newest: Path, how: str, aside: Path) -> None:
         (newest / "manifest.json").unlink()
     elif how == "manifest":
         (newest / "manifest.json").write_text("{")
+    elif how == "renamed":
+        shutil.copytree(newest.with_name("00000002"), newest, dirs_exist_ok=True)
     elif how == "escaping":  # its own hash is right
         shutil.copy(newest / "state.json", newest.parents[1] / "evil.safetensors")
         forge(newest, files={"../../evil.safetensors": {}, TENSORS: {}})
@@ -63,7 +70,7 @@ def damage(newest: Path, how: str, aside: Path) -> None:
         file.write_bytes({"shorter": raw[:-1], "longer": raw + b"x", "other": raw[:-1] + b"x"}[how])
 
 
-DAMAGES = ["unfinished", "manifest", "escaping", "missing", "pipe", "link", "shorter", "longer", "other"]
+DAMAGES = ["unfinished", "manifest", "renamed", "escaping", "missing", "pipe", "link", "shorter", "longer", "other"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -77,15 +84,27 @@ def test_a_damaged_copy_is_skipped_for_the_one_before(how, copied, there, tmp_pa
 
 
 def test_an_unfinished_copy_is_completed_unless_what_is_copied_is_damaged(there, files, tmp_path, caplog):
+    manifests = {file: file.read_bytes() for file in there.glob("checkpoints/*/manifest.json")}
     (there / "checkpoints" / "00000002" / "manifest.json").unlink()
+    (there / "checkpoints" / "00000003" / "manifest.json").write_text("{")
     run = run_of(files, "completed", f"checkpoint.copy_to=file://{there}")
     run.train()
-    assert (there / "checkpoints" / "00000002" / "manifest.json").exists()
+    assert {file: file.read_bytes() for file in there.glob("checkpoints/*/manifest.json")} == manifests
     damage(run.output / "checkpoints" / "00000001", "other", tmp_path)
     shutil.rmtree(there / "checkpoints" / "00000001")
     run.train()
     assert not (there / "checkpoints" / "00000001" / "manifest.json").exists()
     assert f"00000001/{TENSORS} is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("write", ["put_file", "pipe_file"])  # of files, of manifests
+def test_a_copy_that_is_not_kept_as_it_was_written_is_none(write, tmp_path, files, monkeypatch, caplog):
+    def spoil(_, one, other):
+        Path(other if write == "put_file" else one).write_bytes(b"x")
+
+    monkeypatch.setattr(f"fsspec.implementations.local.LocalFileSystem.{write}", spoil)
+    run_of(files, "lost", f"checkpoint.copy_to=file://{tmp_path}", "checkpoint.wait=1", "steps=1").train()
+    assert "was not kept as it was written" in caplog.text
 
 
 @pytest.mark.parametrize("target", ["config.yaml", "checkpoints/00000001/state.json"])

@@ -1,5 +1,6 @@
 """Checkpoints: which are kept, and what a run does about one that is damaged, of another run, or half written."""
 
+import errno
 import json
 import os
 import random
@@ -92,6 +93,41 @@ def test_the_last_and_the_best_are_kept_and_what_has_room_beside_them(tmp_path, 
     store.wait()
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == left
     assert caplog.text.count("max_gb") == (options.get("max_gb") == 0.0005)
+
+
+def fails(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), "a file")
+
+
+def test_what_fails_beside_a_save_is_said_and_the_newest_is_kept(tmp_path, monkeypatch, caplog):
+    store = make(tmp_path, asynchronous=True, keep_last=1)
+
+    def save(update: int) -> None:
+        store.save(update, {"role": {"weight": torch.zeros(3)}}, identity=IDENTITY, score=None)
+        store.wait()
+
+    save(1)
+    (tmp_path / "00000001" / MANIFEST).write_text("{")
+    save(2)
+    assert "damaged checkpoint: " in caplog.text
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", lambda one, to: fails() if "removing" in to.name else os.rename(one, to))
+        save(3)
+    assert f"checkpoint {tmp_path / '00000002'} can't be removed: " in caplog.text
+    with pytest.raises(ValueError, match=r"the validation of checkpoint .*00000004 can't be recorded"):
+        store.validated(4, 0.5)
+    monkeypatch.setattr("burnish.checkpoint.state_files.write_file", fails)
+    store.save(4, {"role": {}}, identity=IDENTITY, score=None)
+    store.close(RuntimeError)
+    assert f"Input/output error; check its disk; checkpoint {tmp_path / '00000003'} is intact" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002", "00000003"]
+
+
+@pytest.mark.parametrize("function", ["files.sha256_of", "files.read_manifest", "state_files.read"])
+def test_a_file_that_a_disk_does_not_give_is_named(function, copy, monkeypatch):
+    monkeypatch.setattr(f"burnish.checkpoint.{function}", fails)
+    told = copy.train(f"resume={newest(copy)}", status=2).message
+    assert "a file can't be read: Input/output error" in told
 
 
 def test_a_checkpoint_of_another_run_is_refused_entry_by_entry(copy, files):

@@ -83,6 +83,7 @@ def test_help_teaches_by_example_within_80_columns(verb, capsys, monkeypatch):
     assert verb or "75" in text  # exit codes
 
 
+COMPLETED = yaml.safe_load(Path(__file__).with_name("completed.yaml").read_text())
 SLIPS = yaml.safe_load((ROOT / "tests/refusals/slips.yaml").read_text())
 
 
@@ -94,6 +95,10 @@ def test_a_slip_is_answered_with_what_was_meant(line, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class PanicException(BaseException):
+    """As that of tokenizers, which are written in Rust."""
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch's, which is known by its name: no command line imports torch to be told that it failed."""
 
@@ -102,6 +107,7 @@ ENDS = {
     "interrupted": (KeyboardInterrupt(), 130, "interrupted"), "no memory": (MemoryError(), 2, "rollout.batch_size"),
     "no memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 20.00 GiB."), 2, "20.00 GiB"),
     "no memory of a CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9"), 2, "out of memory"),
+    "a panic": (PanicException("no entry found"), 2, "(no entry found); one of its files is damaged"),
     "ours": (ValueError("ours"), None, ""),
 }  # fmt: skip
 
@@ -139,15 +145,6 @@ def place(tmp_path, monkeypatch):
         (tmp_path / name / "config.yaml").write_text("{}")
     (tmp_path / "mine.yaml").write_text("extends: quickstart\nplugins: [does_not_exist_and_would_fail.py]\n")
     return tmp_path
-
-
-COMPLETED = {  # a line so far, and what may come next
-    "tra": "train", "train quick": "quickstart", "config mi": "mine.yaml", "train quickstart valid": "validation.",
-    "train quickstart algorithm=diffusion_n": "algorithm=diffusion_nft", "train quickstart runtime=r": "runtime=ray",
-    "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.",
-    "train --sweep quickstart thr": "threads=", "train mine.yaml thr": "threads=", "export runs/a --f": "--format",
-    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "", "trian ": "",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", COMPLETED)

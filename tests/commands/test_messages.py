@@ -23,7 +23,7 @@ def test_a_run_does_what_it_says(files, monkeypatch):
         "checkpoint.every=1", name="says",
     )  # fmt: skip
     begun = time.perf_counter()
-    said = run.train("steps=2").out
+    said = run.train("data.epochs=2").out
     took, lines = time.perf_counter() - begun, lines_of(run.output / "metrics.jsonl")
     assert "2 updates of 12 responses (data.train_batch_size 3 x rollout.n 4)." in said
     assert "4 optimizer steps of 8 samples (trainer.mini_batch_size, trainer.epochs 2)" in said

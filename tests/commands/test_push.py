@@ -97,18 +97,9 @@ def markdown(text: str) -> str:
     return rendered
 
 
-REFUSED = {
-    "no name": (["--to", "numbers"], "ORGANISATION/NAME"),
-    "a name that leads out": (["--to", "../numbers"], "ORGANISATION/NAME"),
-    "somebody else's": (["--to", "them/numbers"], "your token may not write there"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_before_anything_is_loaded(hub, tmp_path, case):
-    given, words = REFUSED[case]
+def test_somebody_elses_repository_is_refused_before_anything_is_loaded(hub, tmp_path):
     folder = run_folder(tmp_path / "run", Story(images=False))
-    assert words in burnish("push", folder.path, *given, status=2).message
+    assert "your token may not write there" in burnish("push", folder.path, "--to", "them/numbers", status=2).message
     assert not hub.commits
 
 

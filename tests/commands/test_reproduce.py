@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.reports import Story, run_folder
 from tests.support.tiny_run import TinyRun, burnish
 
 
@@ -61,5 +62,5 @@ def test_another_number_is_named_and_held_to_the_band_of_seeds(run, again, tmp_p
 
 def test_what_is_no_finished_run_is_refused(tmp_path):
     assert str(tmp_path) in burnish("reproduce", tmp_path, status=2).err
-    (tmp_path / "config.yaml").write_text("")
-    assert "finished" in burnish("reproduce", tmp_path, status=2).err
+    begun = run_folder(tmp_path / "begun", Story(updates=0, guided=False, images=False)).path
+    assert "give a run that is finished" in burnish("reproduce", begun, status=2).message

@@ -55,19 +55,6 @@ def test_every_combination_in_the_order_of_the_options(recipe, tmp_path, monkeyp
     assert [(config.seed, config.algorithm.beta) for config in configs] == [(0, 0.5), (0, 1), (1, 0.5), (1, 1)]
 
 
-@pytest.mark.parametrize(("overrides", "words"), [
-    (["seed=1"], ["--sweep", "seed=0,1,2"]), (["seed=0,0"], ["seed is 0,0"]), (["seed=0,,1"], ["seed is 0,,1"]),
-    (["seed=0,1", "seed=2,3"], ["seed", "twice"]), (["output_dir=a,b"], ["output_dir is a,b"]),
-    (["seed=0,x"], ["seed is x"]), (["seed=0,1", "rollout.n=1"], ["rollout.n is 1"]),
-    (["model.path=a/b,a_b"], ["folder"]),
-])  # fmt: skip
-def test_a_bad_value_in_any_member_is_refused_before_the_first_starts(recipe, overrides, words, monkeypatch):
-    runs = Runs(monkeypatch)
-    message = burnish("train", recipe, "--sweep", *overrides, status=2).message
-    assert [word for word in words if word not in message] == []
-    assert runs.folders == []
-
-
 @pytest.mark.parametrize(("codes", "ended", "runs"), [((0, 0), 0, 2), ((1, 0), 1, 2), ((75, 0), 75, 1)])
 def test_the_runs_of_a_sweep_and_their_table(recipe, tmp_path, monkeypatch, codes, ended, runs):
     started = Runs(monkeypatch, codes)

@@ -75,7 +75,7 @@ def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
     assert "\\x1b[2Jone?" in shown
     assert "'ask', 'answer', 'mine'" in burnish("data", "show", path, status=2).message
     asked = {"role": "user", "content": "Where?", "name": "Ada"}
-    write_lines(path, [{"prompt": [asked], "tools": [{"name": "seek", "parameters": {}}]}])
+    write_lines(path, [{"prompt": [asked], "tools": json.dumps([{"name": "seek", "parameters": {}}])}])
     shown = burnish("data", "show", path, "--recipe", "vlm_quickstart").out
     assert "  user: Where?\n    name: Ada\n  tools: seek\n" in shown
     shown = burnish("data", "show", "vlm_quickstart", "-n", "1").out

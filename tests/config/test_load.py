@@ -28,13 +28,7 @@ def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, case):
     assert burnish.load(str(tmp_path / "saved.yaml")) == config
 
 
-@pytest.mark.parametrize(("rewards", "kept"), [
-    ("{exact: {}}", {"exact": 1.0}),  # in the place of format and numeric
-    ("{exact: {}, format: {}}", {"exact": 1.0, "format": 0.1}),
-    ("{exact: {weight: 0}}", {"exact": 0.0, "format": 0.1, "numeric": 0.9}),  # watched beside them
-    ("{format: {weight: 0.5}}", {"format": 0.5, "numeric": 0.9}),
-    ("{exact: {weight: 0, weight_by: {sum: 1}}}", {"exact": 0.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(("rewards", "kept"), parse((Path(__file__).parent / "own_rewards.yaml").read_text()))
 def test_own_rewards_replace_those_of_the_extended_recipe(tmp_path, caplog, rewards, kept):
     own = tmp_path / f"{len(kept)}{len(rewards)}.yaml"
     own.write_text(f"extends: qwen25_vl/grpo\nrewards: {rewards}\n")

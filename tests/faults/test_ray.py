@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.golden.runs import HALVES
 from tests.support import deadly
@@ -198,26 +199,8 @@ def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines,
     assert not (tmp_path / "run").exists()
 
 
-SPLIT = [*RANKS, "sharding.context_parallel=2"]
-FOUR = ["pools.train.processes=4", "sharding.shard_size=2", "sharding.zero_stage=2"]
 MUON = ["optimizer.name=muon", "optimizer.lr=1e-5"]  # its steps are of one length, and computed in bfloat16
-# golden runs: every way of learning, with all weights or adapters, on two ranks that share each network
-APART = [
-    ("generators", "flow_grpo kl", RANKS), ("generators", "diffusion_nft slow", RANKS), ("generators", "tdm_r1", RANKS),
-    ("generators", "diffusion_dpo pairs", RANKS), ("generators", "draft", RANKS), ("generators", "flow_grpo v", FOUR),
-    ("generators", "flow_grpo video", RANKS), ("generators", "flow_grpo quantised", RANKS),
-    ("generators", "flow_grpo kl exact", SPLIT), ("generators", "flow_grpo written", [*RANKS, *WORKER]),
-    ("language", "ppo game", RANKS), ("language", "ppo shared", RANKS), ("language", "ppo warm", RANKS),
-    ("language", "grpo ptx", RANKS), ("language", "grpo experts", RANKS),
-    ("language", "grpo experts", [*RANKS, "sharding.expert_parallel=2"]),
-    ("language", "grpo experts", [*RANKS, "sharding.tensor_parallel=2", "rollout.router_replay=true"]),
-    ("language", "grpo dora", RANKS), ("language", "dpo given", RANKS), ("language", "kto", RANKS),
-    ("language", "grpo quantised", RANKS), ("language", "grpo sliding windows", RANKS), ("language", "sft", RANKS),
-    ("language", "grpo dora", [*RANKS, "sharding.shard_size=1"]),
-    ("language", "sft", [*RANKS, "sharding.zero_stage=3"]),
-    ("language", "grpo", [*RANKS, *MUON]), ("reward_models", "bradley_terry", RANKS),
-    ("language", "ppo shared", SPLIT), ("language", "distill", SPLIT),
-]  # fmt: skip
+APART = yaml.safe_load(Path(__file__).with_name("apart.yaml").read_text())
 # an epsilon that keeps Adam from making rounding errors of nothing to steps
 STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]
 CLIP = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rollout.num_frames=5"]

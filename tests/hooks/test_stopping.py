@@ -1,10 +1,13 @@
 """When a run stops before its end: an announced end of the machine."""
 
+import os
+import signal
+import sys
 import time
 
 import pytest
 
-from burnish.hooks import Expiry, ReclaimTime, StopRequest
+from burnish.hooks import Cancelled, Expiry, ReclaimTime, StopRequest
 from tests.support.tiny_run import TinyRun
 
 SAGEMAKER = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
@@ -62,3 +65,17 @@ def test_the_run_stops_when_its_longest_update_and_saving_would_not_fit():
     bench = Bench(saving=9e9, ends=None)
     assert not bench.update(1, 10.0)
     assert not bench.expiry.due()
+
+
+def test_a_run_stops_where_nobody_reads_its_output_any_more(monkeypatch, capfd):
+    reading, pipe = os.pipe()
+    os.close(reading)
+    with os.fdopen(pipe, "w", buffering=1) as out, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", out)
+        with StopRequest() as stop:
+            print("the first line that is lost")
+            print("another one, which needs no reader")
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(Cancelled), stop.cancellable():
+                pytest.fail("a stop was requested before")
+    assert "SIGTERM: already stopping, after its output, which nobody reads any more" in capfd.readouterr().err

@@ -154,6 +154,10 @@ def test_nobody_is_told_that_torchvision_is_installed():
     assert find_spec("torchvision") is None
     assert (is_torchvision_available(), is_torchvision_v2_available()) == (False, False)
     assert transformers.Qwen2VLVideoProcessor.is_dummy
+    given = sys.modules["transformers.image_processing_backends"].tvF
+    assert not hasattr(given, "__file__")  # as of no module that something else asks
+    with pytest.raises(ImportError, match=r"gaussian_blur.*pip install torchvision"):
+        _ = given.gaussian_blur
 
 
 @WITHOUT
@@ -165,7 +169,14 @@ def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tm
     assert load_universal(folder).encode(*chat("a ", noise_image(0))).features[0].tensors
 
 
-def test_what_stands_in_for_torchvision_resizes_as_it_does():
+def test_what_stands_in_for_torchvision_does_as_it_does():
+    image = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)
+    bordered = ours.pad(image[None], [1, 0, 2, 3], fill=[7, 8, 9])[0]
+    assert bordered[1].tolist() == [[8, 4, 5, 8, 8], [8, 6, 7, 8, 8], *[[8] * 5] * 3]
+    assert torch.equal(ours.crop(bordered, 0, 1, 2, 2), image)
+    assert ours.pad(image / 2, (1, 0, 0, 0))[0].tolist() == [[0, 0, 0.5], [0, 1, 1.5]]
+    assert torch.equal(ours.pil_to_tensor(ours.to_pil_image(image)), image)
+    assert ours.to_pil_image(image).getpixel((1, 0)) == (1, 5, 9)
     for image in (torch.full((2, 3, 9, 7), 200, dtype=torch.uint8), torch.full((3, 9, 7), 0.25)):
         for mode in ("bilinear", "bicubic", "nearest", "nearest-exact", "lanczos"):
             resized = ours.resize(image, (20, 5), interpolation=ours.InterpolationMode(mode))

@@ -4,19 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.support.pretend_gpu import PretendGpu
 from tests.support.tiny_run import TinyRun, burnish
 
 pytestmark = pytest.mark.slow
-RUNS = {
-    "old policy": ("generators", "sd3", ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "ema.decay=0.5"]),
-    "all weights": ("generators", "flux", ["algorithm=flow_grpo", "model.lora=null", "rollout.embedded_guidance=3"]),
-    "critic": ("language", "qwen2_5_vl", ["algorithm=ppo", "algorithm.kl={controller: adaptive, target: 0.1}"]),
-    "average": (
-        "language", "llama", ["algorithm=grpo", "model.lora=null", "ema.decay=0.5", "algorithm.kl={route: reward}"],
-    ),
-}  # fmt: skip
+RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())
 OFTEN = [("average", "bfloat16")]
 
 

@@ -92,6 +92,7 @@ STORIES = {  # how a run went: the kind of sentence, words of it, and words of t
     "worse": (Story(reward=(0.8, 0.7)), "lost", "fell from 0.800 to 0.700", ""),
     "unmoved": (Story(reward=(0.8, 0.802)), "weigh", "from 0.800 to 0.802", ""),
     "beyond guidance": (Story(reward=(0.8, 0.99)), "gained", "beyond that", "learned"),
+    "level with guidance": (Story(reward=(0.8, 0.979)), "gained", "level with that", "learned"),
     "as varied": (Story(variety=(0.05, 0.049)), "kept", "as much as before", "nothing that was watched got worse"),
     "unfinished": (Story(updates=20, steps=40), "weigh", "20 of 40", ""),
     "nothing": (

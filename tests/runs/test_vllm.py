@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing import reductions
 from transformers import AutoConfig, AutoTokenizer
@@ -137,13 +139,7 @@ def test_vllm_sees_nothing_of_the_trainer_s_environment(vllm, monkeypatch):
         assert any(one["what"] == "adapter" for one in asked) == sent, options
 
 
-FAULTS = {
-    "old": ["reset_mm_cache", "needs vLLM 0.31"], "no memory": ["no memory is left"], "breaks": ["a kernel is missing"],
-    "dies": ["signal 9", "these were my last words"], "hangs": ["1.5 s"], "keeps weights": ["rollout.vllm.tolerance"],
-    "keeps prompts": ["old weights"], "more weights": ["extra.weight"], "other tokens": ["other tokens"],
-    "loses": ["lost"], "other places": ["media of kind image, vLLM finds 0 in the prompt"],
-    "no adapters": ["rollout.vllm.adapter=folded"],
-}  # fmt: skip
+FAULTS = yaml.safe_load(Path(__file__).with_name("vllm_faults.yaml").read_text())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.rollout.sources import RolloutRequest, numbered
+from burnish.rollout.sources import RolloutRequest, join, numbered
 from burnish.runtime.transfer import PromptNumbers, pack
 from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Rollouts
+from burnish.types.rollout import Rollouts, Scores
 from tests.support.equality import same
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -81,6 +81,10 @@ def test_a_batch_comes_back_bit_for_bit():
     responses = completion()
     found = pack(responses).unpack()
     same(responses, found)
+    both = Completion.cat([found, responses.padded(4)])
+    assert both.ids.tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]] * 2
+    assert both.mask.sum(1).tolist() == [2, 1, 2, 1]
+    same(both.select([0, 1]).padded(2).logprob, responses.logprob)
     assert found.features[0] is found.prompts.table.features[0]
     found = pack(everything()).unpack()
     assert found.table.table is found.same.table
@@ -124,3 +128,15 @@ def test_prompts_with_images_cross_processes_as_numbers(size):
     sent = numbers.numbered(Rollouts(prompts=[here[1]], put_aside=[request], **about))
     assert (sent.prompts, sent.put_aside[0].prompts) == ([1], [3, 3, 0, 0])
     assert numbers.named(sent).put_aside[0].prompts[0] is here[3]
+
+
+def test_metrics_of_chunks_are_those_of_all_samples():
+    parts = [
+        Rollouts(
+            prompts=[Prompt(text="a")], group=torch.tensor([i]), sample=torch.tensor([0]), update=1, version=3 - i,
+            scores=Scores.given([[1.0]], {"a": 1.0}), seed=0, counts={"turns/mean": 1.0 + i},
+            metrics={"turns/mean": 2.0 + 3 * i, "turns/max": 4.0 + i, "turns/min": 1.0 + i},
+        ) for i in range(2)
+    ]  # fmt: skip
+    found = join(parts)
+    assert (found.version, found.metrics) == (2, {"turns/mean": 4.0, "turns/max": 5.0, "turns/min": 1.0})

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, shared
 from burnish.types.columns import Column, Here, at, read
+from burnish.types.rollout import Scores, settled, share_of
+from burnish.types.samples import DROPS
 from tests.support.equality import same
 
 
@@ -101,3 +103,15 @@ def test_a_column_is_selected_joined_and_indexed_as_a_tensor_is_and_read_when_it
     assert torch.equal(read(at(column, members)), tensor[members])
     assert torch.equal(read(at(at(column, members), torch.tensor([2, 0]), torch.tensor([1, 0]))), tensor[[1, 7]])
     assert torch.equal(read(column.flatten(0, 1)), tensor.flatten(0, 1)), "as of states that a checkpoint holds"
+    assert torch.equal(read(column.view(5, 2, 3, 2)), tensor.view(5, 2, 3, 2))
+    assert (column.ndim, column.dtype) == (3, torch.float32)
+    assert torch.equal(share_of(column.view(10, 3, 2)), tensor.mean((1, 2)))
+
+
+def test_a_group_is_left_out_with_one_of_its_samples():
+    scores = Scores.given([[1.0], [float("nan")], [3.0]], {"it": 1.0})
+    scores.ran, scores.notes = [{"it": (0.5, 1)}, {"it": (0.5, 1 | DROPS)}, {"it": (0.5, 1)}], ["a", "b", "c"]
+    found, ran = settled(scores, torch.tensor([4, 4, 7]))
+    assert found.missing.tolist() == [True, True, False]
+    assert (found.notes[0][:23], found.notes[0][-3:], found.notes[1:]) == ("left out with its group", "; a", ["b", "c"])
+    assert [row["it"] for row in ran] == [(0.5, 1 | DROPS)] * 2 + [(0.5, 1)]

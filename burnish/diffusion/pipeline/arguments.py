@@ -340,7 +340,7 @@ class Arguments:
         if pixels.ndim == 4:
             return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, sound=sound, finite=good)
         image = rounded.permute(1, 2, 0).contiguous().numpy()
-        return image if good else NonFiniteImage.of(image)
+        return image if good else image.view(NonFiniteImage)
 
 
 def refuse(rules: Rules) -> None:

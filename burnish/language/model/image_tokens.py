@@ -132,7 +132,7 @@ class ImageTokenModel(LanguageModel):
             pixels = network.decode_image_tokens(codes)[0].float().cpu().numpy()
         shades = (pixels * np.array(how.image_std) + np.array(how.image_mean)) / how.rescale_factor
         image = np.nan_to_num(shades).clip(0, 255).astype(np.uint8)
-        return image if np.isfinite(pixels).all() else NonFiniteImage.of(image * 0)
+        return image if np.isfinite(pixels).all() else (image * 0).view(NonFiniteImage)
 
     # The network
 
