@@ -347,8 +347,6 @@ def accepted(kind: type) -> Iterator[str]:
             yield from parameters
             if not any(value.kind is value.VAR_KEYWORD for value in parameters.values()):
                 return
-        if one is nn.Module:
-            return
 
 
 @contextmanager
