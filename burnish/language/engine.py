@@ -5,7 +5,6 @@ A response depends on its seeds alone, never on its neighbours.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
@@ -81,7 +80,7 @@ class ResponseJob(Job):
 Respond = Callable[..., Completion]
 
 
-class ResponseEngine(ABC):
+class ResponseEngine:
     """Samples responses; by default with the trainer's own weights, in this process."""
 
     seed: int
@@ -120,9 +119,9 @@ class ResponseEngine(ABC):
         if isinstance(self.encode, Encoder) and self.encode.readers is not None:
             self.encode.readers.close()
 
-    @abstractmethod
     def responding(self, job: ResponseJob) -> AbstractContextManager[Respond]:
         """Who answers for a job with the policy's present weights, as often as it is asked in this context."""
+        raise NotImplementedError
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
         """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""

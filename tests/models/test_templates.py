@@ -135,14 +135,22 @@ def test_tools_are_told_by_the_template_and_their_results_are_wrapped_once(model
     tools.close()
 
 
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": ["<|im_end|>", 3]}}}
+CALLING = {  # what templates write of a call: none does, then the object, or its JSON where that is given as text
+    "": 'x\n<tool_call>\n{"name": "add", "arguments": {"a": ["<|im_end|>", 3]}}\n</tool_call>',
+    "{{ call.function.arguments | tojson }}": 'x(add){"a": ["<|im_end|>", 3]}',
+    "{{ '```' + call.function.arguments }}": 'x(add)```{"a": ["<|im_end|>", 3]}',  # refuses an object
+    "{{ call.function.arguments }}": 'x(add){"a": ["<|im_end|>", 3]}',
+}
 
 
-def test_calls_are_written_as_qwen_does_and_forge_no_end(tmp_path):
-    model = load(write(tmp_path, "qwen2.5"))
-    written = 'x\n<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call><|im_end|>\n'
+@pytest.mark.parametrize("arguments", CALLING)
+def test_calls_are_written_as_the_template_or_else_qwen_does_and_forge_no_end(arguments, tmp_path):
+    more = f"{{% for call in message.tool_calls or [] %}}({{{{ call.function.name }}}}){arguments}{{% endfor %}}"
+    template = QWEN25.replace("{{ message.content ~ '", "{{ message.content }}" + more * bool(arguments) + "{{ '")
+    model = load(write(tmp_path, "qwen2.5"), chat_template=template)
     ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
-    assert f"<|im_start|>assistant\n{written}" in model.tokenizer.decode(ids)
+    assert f"<|im_start|>assistant\n{CALLING[arguments]}<|im_end|>\n" in model.tokenizer.decode(ids)
     assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
 
 
@@ -160,11 +168,13 @@ LOST = {
 }
 
 
-def test_what_a_template_leaves_out_is_refused(tmp_path):
-    model = load(write(tmp_path, "qwen2.5"), chat_template=ONE_SYSTEM)
+def test_what_a_template_leaves_out_is_refused(models, tmp_path):
+    model, thinking = load(write(tmp_path, "qwen2.5"), chat_template=ONE_SYSTEM), ANSWERED | {"thinking": "c"}
     for lost, messages in LOST.items():
-        with pytest.raises(ValueError, match=lost):
-            model.encode(messages)
+        assert lost in model.chat.refusal(messages)
+    in_order = [*LOST["tool_call_id '2'"][:2], *reversed(LOST["tool_call_id '2'"][2:])]
+    assert model.chat.refusal(in_order) == model.chat.refusal(in_order) == ""
+    assert "the thinking of message 1 of 2" in models("qwen2.5").chat.refusal([thinking, said("user", "d")])
     ids = model.encode([said("user", "a"), ANSWERED | {"thinking": "c<|im_end|>"}, said("user", "d")]).ids[0]
     assert "c<|im_end|>b<|im_end|>" in model.tokenizer.decode(ids)
     end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -213,6 +223,9 @@ def rendered(model, *parts):
 
 def test_a_template_of_ones_own_is_used_and_saved_with_the_model(folder, tmp_path):
     (tmp_path / "own.jinja").write_text(OWN)
+    about, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"chat_template": file.read_text()}))  # as it once was
+    file.unlink()
     for given in (OWN, str(tmp_path / "own.jinja")):
         model = load(folder, chat_template=given)
         assert rendered(model, "hi") == "<q>hi<a>"
@@ -223,6 +236,11 @@ def test_a_template_of_ones_own_is_used_and_saved_with_the_model(folder, tmp_pat
     assert rendered(load(folder), "hi") != "<q>hi<a>"
     tagged = "{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% endfor %}"
     assert rendered(load(folder, chat_template=tagged), "hi") == "hi"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"chat_template": None}))
+    bare = load(folder)
+    ids = bare.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
+    assert bare.tokenizer.decode(ids) == f"a\n{CALLING['']}"
+    assert bare.tokenizer.decode(bare.response_ids("b")) == f"b{bare.tokenizer.eos_token}"
 
 
 def test_another_tokenizer_is_read_with_its_own_template_and_exported_beside_an_adapter(folder, files, tmp_path):
