@@ -101,15 +101,10 @@ def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told):
     assert "config.json" in told(tmp_path)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"modular_config.json": ""}, "no code"),
-    ({"_class_name": "ModularPipeline"}, "ModularPipeline"),
-    ({"_class_name": "EchoModularPipeline"}, "scheduler"),
-    ({"guider": ["own", "Own", {}]}, "'own'"),
-    ({"guider": ["diffusers", "SkipLayerGuidance", {}]}, "SkipLayerGuidance as guider, which changes"),
-    ({"guider": ["diffusers", "FrequencyDecoupledGuidance", {}]}, "has no guidance_scale"),
-    ({"vae_2": [None, None, {"repo": "a/b", "type_hint": ["diffusers", "AutoencoderKL"]}]}, "load_components"),
-])  # fmt: skip
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())["modular"]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
 def test_a_modular_pipeline_that_cannot_be_trained_is_refused(changes, said, pipeline, told):
     (pipeline / INDEX).rename(pipeline / MODULAR)
     changed(pipeline / MODULAR, **{"_class_name": "StableDiffusion3ModularPipeline"} | changes)

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import diffusers
 import numpy as np
 import pytest
+import yaml
 
 import burnish
 from burnish.types.media import Media
@@ -20,37 +22,41 @@ BARE = Prompt(text="a cat")
 WITH_IMAGES = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8)),))
 
 
-def call_of(kind, guidance, prompt, **rollout):
+def arguments_of(kind, **rollout):
     from burnish.diffusion.options import RolloutOptions
     from burnish.diffusion.pipeline.arguments import Arguments
     from burnish.models.modular import pipeline_class
 
-    arguments = Arguments(pipeline_class(f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
+    return Arguments(pipeline_class(f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
+
+
+def call_of(kind, guidance, prompt, **rollout):
+    arguments = arguments_of(kind, **rollout)
     arguments.check()
     arguments.check_prompts([prompt])
     return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)
 
 
-@pytest.mark.parametrize(("kind", "prompt", "rollout", "names"), [
-    ("Flux2", BARE, {"guidance_scale": 4.0}, ["rollout.guidance_scale is 4", "rollout.embedded_guidance"]),
-    ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
-    ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
-    ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
-    ("StableDiffusionSAG", BARE, {}, ["StableDiffusionPipeline"]), ("Kandinsky", BARE, {}, ["image_embeds"]),
-    ("KandinskyV22", BARE, {}, ["image_embeds"]), ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
-    ("DiT", BARE, {}, ["'a cat'", "207"]), ("Wan", WITH_IMAGES, {}, ["a cat", "image"]),
-    ("GlmImage", WITH_IMAGES, {}, ["a cat", "keys and values"]),
-    ("WanImageToVideo", BARE, {}, ["a cat", "image"]),
-    ("Wan", Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),)), {}, ["mask_image"]),
-])  # fmt: skip
+PROMPTS = {"bare": BARE, "images": WITH_IMAGES}
+PROMPTS["masked"] = Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),))
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())["arguments"]
+
+
+@pytest.mark.parametrize(("kind", "prompt", "rollout", "names"), REFUSED)
 def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     with pytest.raises(ValueError, match=re.escape(names[0])) as error:
-        call_of(kind, 1.0, prompt, **rollout)
+        call_of(kind, 1.0, PROMPTS[prompt], **rollout)
     assert [name for name in names if name not in str(error.value)] == []
 
 
 def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
+    assert call_of("LTX", 1.0, BARE, fps=12.0)["frame_rate"] == 12
+    assert [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))] == [
+        12,
+        25,
+        8,
+    ]
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
     assert call_of("Ideogram4Modular", 3.0, BARE)["guidance_schedule"] == [3.0] * 4  # a scale for each step

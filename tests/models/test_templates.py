@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoTokenizer
 
 from burnish.registry import lookup
@@ -15,52 +17,20 @@ from tests.support.tiny_language import SEEING, chat, noise_image, tiny_language
 from tests.support.tiny_run import burnish
 from tests.support.universal import universal_model
 
-# short templates with the shape of the published ones
-QWEN25 = (
-    "{% if tools %}{{ '<|im_start|>system\n<tools>' }}{% for tool in tools %}{{ '\n' ~ (tool | tojson) }}{% endfor %}"
-    "{{ '\n</tools><|im_end|>\n' }}{% endif %}{% for message in messages %}{% if message.role == 'tool' %}"
-    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
-    "{{ '\n<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}"
-    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
-    "{% elif message.role in ('user', 'system', 'assistant') %}"
-    "{{ '<|im_start|>' ~ message.role ~ '\n' }}{{ message.content ~ '<|im_end|>\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-THOUGHT = "{% if message.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-QWEN3 = QWEN25.replace("{{ message.content", THOUGHT + "{{ message.content")
-LLAMA3 = (
-    "{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n{% for tool in tools %}"
-    "{{ tool | tojson }}{% endfor %}<|eot_id|>{% endif %}{% for message in messages %}"
-    "{% set role = 'ipython' if message.role == 'tool' else message.role %}"
-    "<|start_header_id|>{{ role }}<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-STRICT = (  # Mistral's and Gemma's refuse whatever does not alternate
-    "{{ bos_token }}{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]{% else %}{{ message.content }}{{ eos_token }}"
-    "{% endif %}{% endfor %}"
-)
+TABLE = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text())
+TEMPLATES, CASES, RESULTS, CALLING = (TABLE[name] for name in ("templates", "cases", "results", "calls"))
 HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
            "<|end_of_text|>")  # fmt: skip
-CASES = {  # family, template, further tokens, how the tokenizer ends a text, how the generation ends, end of a turn
-    "qwen2.5": ("qwen2", QWEN25, (), None, ["<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
-    "qwen2.5 base": ("qwen2", QWEN25, (), "<|endoftext|>", ["<|endoftext|>"], "<|im_end|>"),
-    "qwen3": ("qwen3", QWEN3, (), None, ["<|endoftext|>", "<|im_end|>"], "<|im_end|>"),
-    "llama3": ("llama", LLAMA3, HEADERS, "<|end_of_text|>", ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
-               "<|eot_id|>"),
-    "mistral": ("mistral", STRICT, HEADERS, "<|end_of_text|>", ["<|end_of_text|>"], "<|end_of_text|>"),
-}  # fmt: skip
 
 
 def write(folder, case):
-    family, template, marks, eos, ends, _ = CASES[case]
-    tiny_language(folder, family, marks=marks)
+    family, template, headed, eos, ends, _ = CASES[case]
+    tiny_language(folder, family, marks=HEADERS * headed)
     notes = json.loads((folder / "tokenizer_config.json").read_text())
-    notes |= {"bos_token": HEADERS[0]} if HEADERS[0] in marks else {}
+    notes |= {"bos_token": HEADERS[0]} if headed else {}
     notes |= {"eos_token": eos} if eos else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(notes))
-    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text(TEMPLATES[template])
     ids = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(ends)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     return folder
@@ -112,12 +82,6 @@ def test_turns_join_to_what_the_template_writes_of_the_conversation_and_end_as_i
     assert set(model.stop) == named | set(model.end)
 
 
-RESULTS = {
-    "qwen2.5": "<|im_start|>user\n<tool_response>\n42\n</tool_response>\n"
-    "<tool_response>\n7\n</tool_response><|im_end|>\n",
-    "llama3": "<|start_header_id|>ipython<|end_header_id|>\n\n42<|eot_id|>"
-    "<|start_header_id|>ipython<|end_header_id|>\n\n7<|eot_id|>",
-}
 FUNCTIONS = {"add": "tests.support.tool_functions:add", "weigh": "tests.support.tool_functions:weigh"}
 CALLS = "".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": 2}}}}</tool_call>' for a in (40, 5))
 
@@ -136,29 +100,20 @@ def test_tools_are_told_by_the_template_and_their_results_are_wrapped_once(model
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": ["<|im_end|>", 3]}}}
-CALLING = {  # what templates write of a call: none does, then the object, or its JSON where that is given as text
-    "": 'x\n<tool_call>\n{"name": "add", "arguments": {"a": ["<|im_end|>", 3]}}\n</tool_call>',
-    "{{ call.function.arguments | tojson }}": 'x(add){"a": ["<|im_end|>", 3]}',
-    "{{ '```' + call.function.arguments }}": 'x(add)```{"a": ["<|im_end|>", 3]}',  # refuses an object
-    "{{ call.function.arguments }}": 'x(add){"a": ["<|im_end|>", 3]}',
-}
 
 
 @pytest.mark.parametrize("arguments", CALLING)
 def test_calls_are_written_as_the_template_or_else_qwen_does_and_forge_no_end(arguments, tmp_path):
     more = f"{{% for call in message.tool_calls or [] %}}({{{{ call.function.name }}}}){arguments}{{% endfor %}}"
-    template = QWEN25.replace("{{ message.content ~ '", "{{ message.content }}" + more * bool(arguments) + "{{ '")
+    template = TEMPLATES["qwen2.5"].replace(
+        "{{ message.content ~ '", "{{ message.content }}" + more * bool(arguments) + "{{ '"
+    )
     model = load(write(tmp_path, "qwen2.5"), chat_template=template)
     ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
     assert f"<|im_start|>assistant\n{CALLING[arguments]}<|im_end|>\n" in model.tokenizer.decode(ids)
     assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
 
 
-SECOND = "{% if message.role != 'system' or loop.first %}{{ '<|im_start|>' ~ message.role"
-ONE_SYSTEM = QWEN25.replace("{{ '<|im_start|>' ~ message.role", SECOND).replace(
-    "message.content ~ '<|im_end|>\n' }}",
-    "(message.reasoning_content or '') ~ message.content ~ '<|im_end|>\n' }}{% endif %}",
-)
 ANSWERED = said("assistant", "b")
 CALLED = ANSWERED | {"tool_calls": [CALL | {"id": "1"}, CALL | {"id": "2"}]}
 LOST = {
@@ -169,7 +124,10 @@ LOST = {
 
 
 def test_what_a_template_leaves_out_is_refused(models, tmp_path):
-    model, thinking = load(write(tmp_path, "qwen2.5"), chat_template=ONE_SYSTEM), ANSWERED | {"thinking": "c"}
+    model, thinking = (
+        load(write(tmp_path, "qwen2.5"), chat_template=TEMPLATES["one system"]),
+        ANSWERED | {"thinking": "c"},
+    )
     for lost, messages in LOST.items():
         assert lost in model.chat.refusal(messages)
     in_order = [*LOST["tool_call_id '2'"][:2], *reversed(LOST["tool_call_id '2'"][2:])]

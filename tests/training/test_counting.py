@@ -19,8 +19,9 @@ from burnish.models.tiny.build import write
 from burnish.options import ProfilerOptions
 from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import Cost, FlopCounter, peak_of
-from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage
+from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage, controller_command, nsight
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 from tests.support.optional import seldom
 
 aten = torch.ops.aten
@@ -112,12 +113,33 @@ def test_a_phase_holds_what_was_most_within_it(monkeypatch):
     assert found == [{"perf/cpu_memory_gb/gen": 5.0, "perf/cpu_memory_gb/reward": 2.0}, {}]
 
 
-def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path):
+def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path, monkeypatch):
     made = [("trainer", 0), ("trainer", 1), ("rollout", 1), ("reward", 1), ("local", 0)]
     options = ProfilerOptions(steps=[2], ranks=[1])
     found = [Profiler(options, role=role, rank=rank, folder=tmp_path, watch=Stopwatch()) for role, rank in made]
     assert [one for one in found if type(one.during(2)) is not nullcontext] == [found[1], found[2], found[4]]
     assert all(type(one.during(1)) is nullcontext for one in found)
+    seen = ProfilerOptions(steps=[3, 20], tool="nsys", roles=["controller", "rollout"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for role in ("controller", "trainer"):  # Nsight Systems records the controller from outside
+        Profiler(seen, role=role, rank=0, folder=tmp_path, watch=Stopwatch())
+    with pytest.raises(UserError, match=r"profiler\.tool is nsys, which needs a GPU, but rollout-0 has none"):
+        Profiler(seen, role="rollout", rank=0, folder=tmp_path, watch=Stopwatch())
+    ranges = "--capture-range=cudaProfilerApi --capture-range-end=repeat:2 --kill=none "
+    shown = f"--trace=cuda,nvtx --cuda-memory-usage=true --output={tmp_path}/controller burnish train ..."
+    for local in (True, False):
+        said = " ".join(controller_command(seen, local=local, folder=tmp_path))
+        assert said == f"nsys profile {ranges * local}{shown}"
+    found = {"--" * (len(name) > 1) + name: value for name, value in nsight(seen, "rollout").items()}
+    assert (found.pop("o"), nsight(seen, "trainer"), nsight(None, "rollout")) == ("'rollout_%p'", None, None)
+    assert " ".join(map("=".join, found.items())) in f"{ranges}{shown}"
+
+
+def test_rows_of_experts_meet_the_weights_of_one():
+    rows, weights = torch.randn(6, 16).bfloat16(), torch.randn(2, 16, 32).bfloat16().requires_grad_()
+    with FlopCounter() as operations:
+        torch._grouped_mm(rows, weights, torch.tensor([4, 6], dtype=torch.int32))
+    assert operations.cost == Cost(2 * 6 * 16 * 32, 2 * 6 * 16 * 32)  # rows have no gradient
 
 
 def test_qwen_by_hand():
