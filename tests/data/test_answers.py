@@ -2,8 +2,10 @@
 
 import base64
 from functools import partial
+from pathlib import Path
 
 import pytest
+import yaml
 
 from burnish.config import load
 from burnish.language.offline import short_records
@@ -19,7 +21,9 @@ LEARNED = {
     "judgements": ["algorithm=kto", OFFLINE], "scores": ["algorithm=score_regression", *ALONE],
     "steps": ["algorithm=process_reward", *ALONE],
     "comparisons": ["algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}", *ALONE],
+    "drawn": ["algorithm={name: score_regression, question: 'Is it {prompt}?'}", *ALONE],
 }  # fmt: skip
+LABELS = yaml.safe_load(Path(__file__).with_name("labels.yaml").read_text())
 ASKED = {"role": "user", "content": "a"}
 PAIR = {"prompt": "a?", "chosen": "good", "rejected": "bad"}
 TURNS = [("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "And?")]
@@ -108,23 +112,11 @@ def test_judgements_are_good_or_bad(folder):
     assert found[0].uid != found[1].uid
 
 
-def test_labels_are_those_of_every_head(folder):
-    verdicts = [{"preference": {"truth": "rejected", "style": "tie"}, "margin": {"style": 2}},
-                {"preference": {"truth": "chosen"}}, {"tie": True}, {}]  # fmt: skip
-    pairs = learned("comparisons", folder, *(PAIR | verdict for verdict in verdicts))
-    assert [str(one.target) for one in pairs] == [
-        "((-1.0, 0.0),)", "((1.0, nan),)", "((0.0, 0.0),)", "((1.0, 1.0),)"
-    ]  # fmt: skip
-    assert [one.margin for one in pairs] == [(0.0, 2.0), *[(0.0, 0.0)] * 3]
-    (scored,) = learned("scores", folder, {"prompt": "a", "response": "b", "rating": 0.5})
-    assert (scored.responses, scored.target) == (("b",), ((0.5,),))
-    (steps,) = learned("steps", folder, {"prompt": "a", "completions": ["b", "cd"], "labels": [True, None]})
-    assert (steps.responses, str(steps.target), steps.ends) == (("b\ncd",), "((1.0,), (nan,))", (2, 4))
-    question = "algorithm={name: score_regression, question: 'Is it {prompt}?'}"
-    path = write(folder / "data.jsonl", {"prompt": "a fox", "image": "a.png", "score": 3})
-    (drawn,) = read(LANGUAGE, path, question, *ALONE)
-    assert (drawn.responses, drawn.target, drawn.asked[0].text) == (("",), ((3.0,),), "Is it a fox?")
-    assert [shade(image) for image in drawn.asked[0].images] == [10]
+@pytest.mark.parametrize(("kind", "record", "said"), LABELS)
+def test_labels_are_those_of_every_head(kind, record, said, folder):
+    (one,) = learned(kind, folder, (PAIR if kind == "comparisons" else {}) | record)
+    found = vars(one) | {"asked": [(prompt.text, *map(shade, prompt.images)) for prompt in one.asked]}
+    assert {name: str(found[name]) for name in said} == said
 
 
 def test_records_are_taken_up_to_their_limits_and_not_beyond():

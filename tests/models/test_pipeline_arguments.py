@@ -65,11 +65,6 @@ def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
 
 # Schedulers
 
-STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
-CLIPS = {**STABLE, "clip_sample": True}
-SPACED = {**STABLE, "timestep_spacing": "linspace", "clip_sample": False}
-
 
 @pytest.fixture
 def with_scheduler(tmp_path):
@@ -86,17 +81,10 @@ def with_scheduler(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("kind", "config"), [
-    ("DDPMScheduler", {**CLIPS, "clip_sample_range": 0.8, "variance_type": "learned_range"}),
-    ("DPMSolverMultistepScheduler", {**STABLE, "thresholding": True, "solver_order": 1}),
-    # a last step of no length is left out
-    ("UniPCMultistepScheduler", {**FLOW, "final_sigmas_type": "sigma_min"}),
-    *seldom(
-        ("DDIMScheduler", {**SPACED, "timestep_spacing": "leading"}),
-        ("EulerDiscreteScheduler", {**STABLE, "interpolation_type": "log_linear"}),
-        ("PNDMScheduler", {**STABLE, "set_alpha_to_one": False}),
-    ),
-])  # fmt: skip
+SCHEDULERS = yaml.safe_load(Path(__file__).with_name("schedulers.yaml").read_text())
+
+
+@pytest.mark.parametrize(("kind", "config"), [*SCHEDULERS["often"], *seldom(*map(tuple, SCHEDULERS["seldom"]))])
 def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_scheduler, files):
     """Whose own run the steps are compared with when a run begins."""
     size = ["rollout.height=32", "rollout.width=32"]
@@ -105,14 +93,7 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     assert run.metrics[-1]["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize(("kind", "config", "names"), [
-    ("DDIMScheduler", CLIPS, ["model.path is", "clip_sample"]),
-    ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["model.path is", "thresholding"]),
-    ("HeunDiscreteScheduler", CLIPS, ["model.path is", "clip_sample"]),
-    ("DDIMScheduler", SPACED, ["model.path is", "250", "999, 666, 333, 0", "timestep_spacing"]),
-    ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
-     ["157", "use_exponential_sigmas", "the pipeline's class"]),
-])  # fmt: skip
+@pytest.mark.parametrize(("kind", "config", "names"), SCHEDULERS["refused"])
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     said = refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
     assert ("Loading the model" in said) == ("model.path is" not in names), "what the configuration says is told before"

@@ -17,10 +17,8 @@ from tests.support.tiny_language import SEEING, chat, noise_image, tiny_language
 from tests.support.tiny_run import burnish
 from tests.support.universal import universal_model
 
-TABLE = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text())
-TEMPLATES, CASES, RESULTS, CALLING = (TABLE[name] for name in ("templates", "cases", "results", "calls"))
-HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
-           "<|end_of_text|>")  # fmt: skip
+TABLES = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text())
+TEMPLATES, CASES, RESULTS, CALLING, HEADERS = TABLES.values()
 
 
 def write(folder, case):
