@@ -136,7 +136,6 @@ def test_responses_that_are_put_aside_are_in_the_end_those_that_were_never_cut(f
         rows = zip(done.prompts, done.scores.reward.tolist(), done.trace.ids, done.trace.length.tolist(), strict=True)
         found |= {prompt.text: (reward, ids[:length].tolist()) for prompt, reward, ids, length in rows}
         left = RolloutRequest.cat(done.put_aside) if done.put_aside else None
-    assert left is None
     # of those that are written to their ends now, two tokens are two updates old, and two one
     tokens, count = float(done.trace.length.sum()), len(done.prompts)
     assert done.metrics["pipeline/partial/resumed"] == 4 * count / tokens

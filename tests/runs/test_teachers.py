@@ -16,6 +16,7 @@ from tests.support.http_servers import json_server
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
+INITIAL = {"weights": "initial"}
 LABELS = ["odd", "even", "odd", "even"]
 SHORT = ["validation.before=false", "validation.every=null", "rollout.n=2", "trainer.mini_batch_size=null",
          "data.label_key=label"]  # fmt: skip
@@ -135,10 +136,9 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded_or_read_b
         for weight in {network.get_input_embeddings().weight, network.get_output_embeddings().weight}:
             weight[: len(rows)] = weight[rows]
     network.save_pretrained(tmp_path / "other")
-    found = [
-        first_update(taught(files, [{"path": str(path), "shared_weight": 0.7}], name="gold"))["actor/distill_loss"]
-        for path in (teacher["path"], tmp_path / "other")
-    ]
+    kinds = *({"path": str(path), "shared_weight": 0.7} for path in (teacher["path"], tmp_path / "other")), INITIAL
+    found = [first_update(taught(files, [kind], name="gold"))["actor/distill_loss"] for kind in kinds]
+    assert found[2] == pytest.approx(0, abs=1e-5), "itself, by its own tokens"
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[0] > 1e-4
 

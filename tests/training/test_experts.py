@@ -162,13 +162,10 @@ def share(run: TinyRun, options: list[str], other: Path, ranks: Ranks, folder: P
     return found
 
 
-@pytest.mark.parametrize(
-    ("model", "layout"),
-    [("qwen3_vl_moe", "2"), *seldom(
-        *(("qwen3_vl_moe", layout) for layout in LAYOUTS if layout != "2"),
-        *(("qwen3_omni_moe_thinker", layout) for layout in LAYOUTS),
-    )],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "layout"), [("qwen3_vl_moe", "2"), *seldom(
+    *(("qwen3_vl_moe", layout) for layout in LAYOUTS if layout != "2"),
+    *(("qwen3_omni_moe_thinker", layout) for layout in LAYOUTS),
+)])  # fmt: skip
 def test_ranks_that_share_experts_learn_what_one_learns(model: str, layout: str, files: Path) -> None:
     size, learns, options = LAYOUTS[layout]
     given = [one.replace("{data}", "{data}" if "omni" in model else "{files}/seen") for one in LEARNS[learns]]
