@@ -257,7 +257,7 @@ class FlowEngine:
             except ValueError as error:
                 # options were checked against their own number of steps; some pipelines take fewer (strength)
                 raise UserError(
-                    f"algorithm has {error}: of rollout.num_inference_steps {self.options.num_inference_steps} the "
+                    f"algorithm.window: {error}: of rollout.num_inference_steps {self.options.num_inference_steps} the "
                     f"pipeline takes {steps} (rollout.call: strength); raise rollout.num_inference_steps, or lower "
                     "algorithm.window.size"
                 ) from error

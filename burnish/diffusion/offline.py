@@ -65,7 +65,6 @@ class FinishedImages:
 
     def __init__(self, files: ImageFiles, engine: FlowEngine) -> None:
         self.files, self.engine = files, engine
-        self._shape: tuple[int, ...] | None = None
         self._cache: LruCache[Tensor] = LruCache(ENCODED, lambda latents: latents.nbytes)
 
     def check(self) -> None:
@@ -115,15 +114,7 @@ class FinishedImages:
     def _encoded(self, record: ImageRecord, media: Media) -> Tensor:
         """Latents of an image, alone: they must not depend on the other images of a batch."""
         drawn = self.engine.condition([record.prompt])
-        latents = self.engine.model.encode_images([self._pixels(record, media)], drawn)[0].cpu()
-        if self._shape is None:
-            self._shape = self.engine.latent_shape(record.prompt)
-        if tuple(latents.shape) != self._shape:
-            raise UserError(
-                f"{record.where}: has an image whose latents have shape {list(latents.shape)}, but the run "
-                f"samples {list(self._shape)}; set rollout.height and rollout.width to the images' size"
-            )
-        return latents
+        return self.engine.model.encode_images([self._pixels(record, media)], drawn)[0].cpu()
 
     def _pixels(self, record: ImageRecord, media: Media) -> np.ndarray:
         try:

@@ -367,8 +367,6 @@ class LanguageAssembly(Assembly):
             image_tokens(processor, width, height)
         except ValueError as error:
             return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
-        except Exception:  # it can't count, which nothing here needs
-            return ""
         return ""
 
     @cached_property

@@ -6,7 +6,7 @@ A response depends on its seeds alone, never on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -119,11 +119,9 @@ class ResponseEngine:
         if isinstance(self.encode, Encoder) and self.encode.readers is not None:
             self.encode.readers.close()
 
-    @contextmanager
-    def responding(self, job: ResponseJob) -> Iterator[Respond]:
+    def responding(self, job: ResponseJob) -> AbstractContextManager[Respond]:
         """Who answers for a job with the policy's present weights, as often as it is asked in this context."""
         raise NotImplementedError
-        yield
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
         """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""

@@ -400,14 +400,12 @@ class Layers:
             attended, _ = attend(layer.attention, q, k, v, None, scaling=self.scale, plan=plan)
             if before is not None:
                 attended = attended[:, before.new]
-            if layer is self.layers[-1]:
-                # of the last layer nothing else is needed
-                x = self._rest(layer, x[last], attended[0, last].flatten(1))
-                return self.norm(x).to(self.head.dtype), cached
+            if ends := layer is self.layers[-1]:  # of which nothing else is needed
+                x, attended = x[last], attended[:, last]
             x = self._rest(layer, x, attended[0].flatten(1))
-            if number < len(deep):
+            if number < len(deep) and not ends:
                 x = x.index_put((slots,), deep[number].to(x.dtype), accumulate=True)
-        raise AssertionError("a decoder without layers")
+        return self.norm(x).to(self.head.dtype), cached
 
     def step(self, x: Tensor, rotation: Tensor, cache: Cache) -> Tensor:
         """Run one more token per row, without reading from the device.

@@ -285,12 +285,8 @@ ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch u
 class Notes(dict[str, Any]):
     """What a gate of the KL remembers: numbers, and lists of them, by name."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.clear()
-        self.update(state)
+    state_dict = dict.copy
+    load_state_dict = dict.update
 
 
 @options

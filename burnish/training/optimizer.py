@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from burnish.options import OptimizerOptions
 from burnish.rl.algorithm import call
 from burnish.training.saved import SavedTensor
-from burnish.training.sharding import copy_full, local_shard, sharded_like
+from burnish.training.sharding import copy_full, local_shard
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
-from burnish.utils.installed import lacking
 
 
 class ParameterGroup:
@@ -53,8 +52,8 @@ class ParameterGroup:
         return update >= self.first_update
 
     def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for weight in self.parameters.values():
+            weight.grad = None
 
     @property
     def lr(self) -> float:
@@ -103,7 +102,7 @@ def _loaded(value: Any) -> Any:
 
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:
-    """A value of an optimizer's state, sharded like its weight if it is as large."""
+    """A value of an optimizer's state; a saved one is sharded like its weight if it is as large."""
     if isinstance(value, SavedTensor):
         if value.shape != weight.shape:
             if is_sharded(weight) and value.shape.numel() > 1:
@@ -116,43 +115,33 @@ def _placed(value: Any, weight: nn.Parameter) -> Any:
         placed = torch.empty_like(weight, dtype=value.dtype, requires_grad=False)
         copy_full(placed, value)
         return placed
-    return sharded_like(value, weight) if isinstance(value, Tensor) else value
+    return value
 
 
-class HostStates(torch.optim.Optimizer):
-    """An optimizer of copies: at a step gradients and weights come to the CPU, and weights go back.
+def step_on_host(optimizer: torch.optim.Optimizer, weights: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Have an optimizer of copies in CPU memory step ``weights``, which are what they are copies of.
 
-    Between steps the device holds weights alone, and through the backward pass their gradients.
+    At a step gradients and weights come to the CPU, and weights go back. Between steps the device holds weights alone,
+    and through the backward pass their gradients.
     """
-
-    def __init__(self, inner: torch.optim.Optimizer, weights: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Args: ``inner`` steps the copies, ``weights`` are what they are copies of."""
-        self._inner = inner
-        self._pairs = [(weights[copy], copy) for group in inner.param_groups for copy in group["params"]]
-        self.param_groups, self.state, self.defaults = self._inner.param_groups, self._inner.state, self._inner.defaults
+    copies = [copy for group in optimizer.param_groups for copy in group["params"]]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step with the gradients that the weights have."""
-        learned = [(weight, copy) for weight, copy in self._pairs if weight.grad is not None]
-        for weight, copy in learned:
-            copy.copy_(weight)
-            copy.grad = weight.grad.to("cpu", copy.dtype)  # type: ignore[union-attr]
-        self._inner.step()
-        for weight, copy in learned:
-            weight.copy_(copy)
-            copy.grad = None
+    def bring(*_: Any) -> None:
+        for copy in copies:
+            if (gradient := weights[copy].grad) is not None:
+                copy.copy_(weights[copy])
+                copy.grad = gradient.to("cpu", copy.dtype)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for weight, _ in self._pairs:
-            weight.grad = None
+    @torch.no_grad()
+    def take_back(*_: Any) -> None:
+        for copy in copies:
+            if copy.grad is not None:
+                weights[copy].copy_(copy)
+                copy.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._inner.load_state_dict(state_dict)
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+    optimizer.register_step_pre_hook(bring)
+    optimizer.register_step_post_hook(take_back)
 
 
 def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> list[torch.optim.Optimizer]:
@@ -163,13 +152,9 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
         options: which one, and its rates.
 
     Raises:
-        UserError: a library is missing, or it makes no optimizer.
+        UserError: it makes no optimizer.
     """
     part = options.optimizer
-    if complaint := lacking(part.name):
-        raise UserError(f"optimizer.name={part.name} {complaint}")
-    if options.offload and (there := {weight.device.type for weight in parameters.values()} & {"cpu"}):
-        raise UserError(f"optimizer.offload is true, but the weights are on the {there.pop()} already; remove it")
     stepped = dict(parameters)
     if options.offload:
         stepped = {name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype)) for name, one in parameters.items()}
@@ -180,8 +165,11 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
             f"optimizer.name is {part.name}, whose function returns a {odd[0]}; return a torch.optim.Optimizer, or a "
             "list of them"
         )
-    weights = {stepped[name]: weight for name, weight in parameters.items()}
-    return [HostStates(one, weights) for one in made] if options.offload else made
+    if options.offload:
+        weights = {stepped[name]: weight for name, weight in parameters.items()}
+        for one in made:
+            step_on_host(one, weights)
+    return made
 
 
 def learning_rate(step: int, options: OptimizerOptions, total_steps: int, rate: Any) -> float:
@@ -247,13 +235,7 @@ class Ema:
     def __init__(
         self, parameters: Mapping[str, Tensor], decay: float, *, offload: bool = False, **schedule: Any
     ) -> None:
-        """Args: ``offload`` keeps the average in CPU memory.
-
-        Raises:
-            UserError: the weights are there already.
-        """
-        if offload and any(value.device.type == "cpu" for value in parameters.values()):
-            raise UserError("ema.offload is true, but the weights are on the CPU already; remove it")
+        """Args: ``offload`` keeps the average in CPU memory."""
         self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
         where = "cpu" if offload else None
         self.average = {name: value.detach().to(where, torch.float32, copy=True) for name, value in parameters.items()}

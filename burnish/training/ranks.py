@@ -195,8 +195,15 @@ class ProcessRanks(Ranks):
         return found or []
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        rows = torch.cat(list(pieces)).contiguous()
+        come = rows.new_empty(sum(counts), *rows.shape[1:])
         with self._waiting("an exchange of rows"):
-            return exchanged(pieces, counts, self.group)
+            dist.all_to_all_single(
+                come.view(len(come), math.prod(rows.shape[1:])),
+                rows.view(len(rows), math.prod(rows.shape[1:])),
+                list(counts), [len(piece) for piece in pieces], group=self.group,
+            )  # fmt: skip
+        return list(come.split(list(counts)))
 
     def each(self, action: Callable[[], T]) -> list[T]:
         results: list[T] = []
@@ -228,18 +235,6 @@ class ProcessRanks(Ranks):
                 f"rank {self.rank} of {self.size}: {what} failed or timed out after {self.timeout:g} s; check the logs "
                 f"of the other ranks ({error})"
             ) from error
-
-
-def exchanged(pieces: Sequence[Tensor], counts: Sequence[int], group: Any) -> list[Tensor]:
-    """``Ranks.exchange`` in a process group; None is the default group."""
-    rows = torch.cat(list(pieces)).contiguous()
-    come = rows.new_empty(sum(counts), *rows.shape[1:])
-    dist.all_to_all_single(
-        come.view(len(come), math.prod(rows.shape[1:])),
-        rows.view(len(rows), math.prod(rows.shape[1:])),
-        list(counts), [len(piece) for piece in pieces], group=group,
-    )  # fmt: skip
-    return list(come.split(list(counts)))
 
 
 def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeout: float) -> Ranks:

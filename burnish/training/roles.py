@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
@@ -40,7 +41,7 @@ class Publisher(Protocol):
         """Nothing is sampled until the next weight sync."""
 
 
-class TrainedRoles:
+class TrainedRoles(ABC):
     """What every task's networks have in common; what a role predicts is the task's own."""
 
     trained: tuple[str, ...] = ("policy",)  # roles that a checkpoint holds, the policy first
@@ -110,13 +111,13 @@ class TrainedRoles:
         for name in ("policy", *learning):
             self._networks[name].requires_grad_(True)
 
+    @abstractmethod
     def measure(self, peak: float) -> None:
         """Count what the networks compute from here on, before they are sharded.
 
         Args:
             peak: of the device, in operations per second.
         """
-        raise NotImplementedError
 
     def _go_on(self, given: Mapping[str, Tensor], roles: Sequence[str]) -> None:
         """Begin with the weights of an adapter.
@@ -192,18 +193,18 @@ class TrainedRoles:
         for network in self._networks.values():
             check_plan(self._blocks(network), self._styles(network), size)
 
+    @abstractmethod
     def _styles(self, network: nn.Module) -> dict[nn.Module, Any]:
         """How the modules of a network are split by its library's plan for tensor parallelism."""
-        raise NotImplementedError
 
     def copied_on(self, ranks: Ranks) -> None:
         """Have every rank hold all networks in full; what is trained stays equal, as its gradients are summed."""
         weights = {f"{role} {name}": value for role in self.trained for name, value in self.parameters(role).items()}
         self.shards = Replicated(ranks, weights)
 
+    @abstractmethod
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         """Modules of a network that every forward calls one after the other."""
-        raise NotImplementedError
 
     def _called_with(self, name: str) -> list[nn.Module]:
         """Modules outside of a network that are called together with it."""

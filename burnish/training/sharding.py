@@ -437,21 +437,12 @@ def _require_input_gradient(block: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def mesh_of(ranks: Ranks, shard_size: int | str | None, device: str) -> DeviceMesh:
-    """Device mesh of the ranks: one dimension, or (replicate, shard) with a ``shard_size``.
-
-    Raises:
-        UserError: ``shard_size`` does not divide the number of ranks.
-    """
+    """Device mesh of the ranks: one dimension, or (replicate, shard) with a ``shard_size`` that divides them."""
     from torch.distributed import new_subgroups_by_enumeration
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if not isinstance(shard_size, int) or shard_size == ranks.size:
         return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
-    if ranks.size % shard_size:
-        raise UserError(
-            f"sharding.shard_size is {shard_size}, which does not divide the {ranks.size} ranks of the trainer; "
-            "give a divisor, or null to shard over all ranks"
-        )
     rows, wait = torch.arange(ranks.size).view(-1, shard_size), timedelta(seconds=ranks.timeout)
     shard, _ = new_subgroups_by_enumeration(rows.tolist(), timeout=wait)
     replicate, _ = new_subgroups_by_enumeration(rows.T.tolist(), timeout=wait)
@@ -466,18 +457,8 @@ def local_shard(tensor: Tensor) -> Tensor:
     return there.to_local()  # type: ignore[no-any-return]
 
 
-def sharded_like(full: Tensor, example: Tensor) -> Tensor:
-    """A full tensor sharded like ``example``, unless their shapes differ; no communication."""
-    if not is_sharded(example) or full.shape != example.shape or is_sharded(full):
-        return full
-    from torch.distributed.tensor import distribute_tensor
-
-    there: Any = example
-    return distribute_tensor(full.to(there.to_local().device), there.device_mesh, there.placements, src_data_rank=None)
-
-
 def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
-    """Copy a full tensor into one that may be sharded; of a saved one only this rank's slice is read.
+    """Copy a saved tensor into one that may be sharded, of which only this rank's slice is read; or one that is not.
 
     Raises:
         UserError: a saved one has another shape, or can't be read.
@@ -488,7 +469,7 @@ def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
         full.read_into(*own_slice(target.detach()))
         return
     with torch.no_grad():
-        local_shard(target).copy_(local_shard(sharded_like(full, target)))
+        target.copy_(full)
 
 
 BUCKET = 1 << 24  # elements that are summed at once: 64 MiB

@@ -23,7 +23,6 @@ from burnish.utils.errors import ConfigError
 from tests.golden.runs import HALVES
 from tests.support.language_tables import observed
 
-REJECTED = {"reject": "token_k1", "reject_above": 1.5}
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 REFUSED = [(half, *row) for half, rows in TABLE.items() for row in rows]
 
@@ -41,20 +40,7 @@ def alone(kind, name, options):
     return made
 
 
-# of language models, what no golden run sets: another value than the default, or what it is read with and two values
-OTHERS = {
-    "advantage": {"name": "returns", "gamma": 0.3}, "advantage_aggregation": "gdpo", "advantage_clip_low": -0.1,
-    "advantage_eps": 0.5, "advantage_trimmed_ratio": 0.5, "advantage_unbiased": False, "beta": 0.7, "clip_high": 0.05,
-    "cov_coef": 0.5, "distill_coef": 0.5, "divergence_limit": 0.02, "drift_coef": 0.5, "margins": False,
-    "preference_weight": 0.5, "quality_weight": 0.5, "question": "Is this {prompt}?",
-    "reward_clip_low": 0.6, "separator": ";", "surrogate": {"name": "sapo", "tau_neg": 7.0}, "target_margin": 0.1,
-    "tau_neg": 2.0, "tau_pos": 2.0, "undesirable_weight": 2.0, "value_coef": 2.0, "kind": ({}, "mse", "bce"),
-    "cov_high": ({"cov_low": -5.0, "cov_fraction": 1.0}, 5.0, -1.0),
-    "high_entropy_per": ({"high_entropy_fraction": 0.5}, "batch", "sequence"),
-    "jsd_mix": ({"divergence": "jsd"}, 0.5, 0.2), "min_reward": ({"online": True}, 0.0, 0.95),
-    "overlong.factor": ({}, {"buffer": 3}, {"buffer": 3, "factor": 0.5}),
-    "rollout_correction.reject_below": ({}, REJECTED, REJECTED | {"reject_below": 0.9}),
-}  # fmt: skip
+OTHERS = yaml.safe_load(Path(__file__).with_name("others.yaml").read_text())
 
 
 def in_golden_runs():
@@ -104,7 +90,7 @@ def test_every_option_changes_what_is_learned(path):
         base |= {"reward_coef": 1.0} if "reward_coef" in known and first != "reward_coef" else {}
         if "old_logprob" in known and first not in ("old_logprob", "rollout_correction"):
             base["old_logprob"] = "sampler"  # else nothing is far enough from the policy to be clipped
-        more, *both = OTHERS[path] if isinstance(OTHERS[path], tuple) else ({}, getattr(kind, first), OTHERS[path])
+        more, *both = OTHERS[path] if isinstance(OTHERS[path], list) else ({}, getattr(kind, first), OTHERS[path])
         base |= {one: value for one, value in more.items() if one in known}
         values = [{first: value} for value in both]
         try:

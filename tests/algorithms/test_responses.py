@@ -131,6 +131,12 @@ def test_old_log_probs_are_the_samplers_only_if_it_agrees():
     assert metrics["rollout_corr/rollout_is_max"] == pytest.approx(float(ratio[batch.mask].max()))
     rejecting = {"weights": "none", "reject": "seq_mean_k1", "reject_above": 1.0001, "reject_below": 0.9999}
     assert len(learned(made("grpo", rollout_correction=rejecting), wrong)[1]) == 0
+    assert len(learned(made("grpo", rollout_correction={}), scored(missing=range(9)))[1]) == 0
+
+
+def test_what_compares_with_no_reference_and_no_reward_so_far_reads_none():
+    _, batch, _ = learned(made("mpo", quality_weight=0.0, reference_free=True))
+    assert (batch.reference.count_nonzero(), batch.point.count_nonzero()) == (0, 0)
 
 
 @pytest.mark.parametrize(("name", "options"), [

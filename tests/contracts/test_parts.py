@@ -9,6 +9,7 @@ from torch import Tensor
 
 from burnish.registry import KINDS, lookup, names, register
 from burnish.rl.advantages import Rewards
+from burnish.rl.kl import kl_estimate
 from burnish.testing import check_advantage, check_kl, check_options, check_surrogate
 from burnish.types.rollout import Scores
 
@@ -67,7 +68,9 @@ def test_a_kl_estimator() -> None:
         return torch.where(mask, factor * (logprob - reference).square() / 2, 0.0)
 
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    check_kl(lookup("kl estimator", "own_k2")(), drawn(2, 3, seed=7), drawn(2, 3, seed=8), mask)
+    ours, theirs = drawn(2, 3, seed=7), drawn(2, 3, seed=8)
+    check_kl(lookup("kl estimator", "own_k2")(), ours, theirs, mask)
+    assert torch.equal(*(kl_estimate(ours, theirs, mask, kind) for kind in ("own_k2", "k2")))
 
 
 @pytest.mark.parametrize("kind", [kind for kind, there in KINDS.items() if there.options])

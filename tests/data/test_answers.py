@@ -2,8 +2,10 @@
 
 import base64
 from functools import partial
+from pathlib import Path
 
 import pytest
+import yaml
 
 from burnish.config import load
 from burnish.language.offline import short_records
@@ -19,7 +21,9 @@ LEARNED = {
     "judgements": ["algorithm=kto", OFFLINE], "scores": ["algorithm=score_regression", *ALONE],
     "steps": ["algorithm=process_reward", *ALONE],
     "comparisons": ["algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}", *ALONE],
+    "drawn": ["algorithm={name: score_regression, question: 'Is it {prompt}?'}", *ALONE],
 }  # fmt: skip
+LABELS = yaml.safe_load(Path(__file__).with_name("labels.yaml").read_text())
 ASKED = {"role": "user", "content": "a"}
 PAIR = {"prompt": "a?", "chosen": "good", "rejected": "bad"}
 TURNS = [("system", "S"), ("user", "Q"), ("assistant", "A"), ("user", "And?")]
@@ -107,6 +111,13 @@ def test_judgements_are_good_or_bad(folder):
     ]  # fmt: skip
     assert turns(found[2]) == [("user", "a?")]
     assert found[0].uid != found[1].uid
+
+
+@pytest.mark.parametrize(("kind", "record", "said"), LABELS)
+def test_labels_are_those_of_every_head(kind, record, said, folder):
+    (one,) = learned(kind, folder, (PAIR if kind == "comparisons" else {}) | record)
+    found = vars(one) | {"asked": [(prompt.text, *map(shade, prompt.images)) for prompt in one.asked]}
+    assert {name: str(found[name]) for name in said} == said
 
 
 def test_records_are_taken_up_to_their_limits_and_not_beyond():

@@ -26,7 +26,7 @@ KINDS["prompts"]["wrong"] += [
 def folder(tmp_path):
     for name, content in (
         ("grey.png", image_file(100)), ("light.png", image_file(200)), ("small.png", image_file(1, 4, 4)),
-        ("broken.png", image_file()[:40]),
+        ("broken.png", image_file()[:40]), ("film.gif", image_file(form="GIF")),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
     return tmp_path

@@ -21,7 +21,7 @@ RUNS = parse((Path(__file__).parent / "kills.yaml").read_text())
 STATE = {
     "ppo": ["critic.value_head.weight", "memory.kl", "memory.rewards", "groups.critic", "ema.", "source.", "lora",
             "normaliser.known", "normaliser.first"],
-    "diffusion_nft": ["old.", "ema.", "groups.actor", "source."],
+    "diffusion_nft": ["old.", "ema.", "groups.actor", "source.", "memory.kl_gate"],
     "grpo": ["reference.", "groups.actor", "source."],
 }  # fmt: skip
 OFTEN = ("ppo", "diffusion_nft")

@@ -220,7 +220,8 @@ def test_good_samples_that_are_unlike_the_others_of_their_group_count_more():
         reward, torch.tensor([0, 0, 0, 0, 1, 1, 2, 2]), MISSING[:8], components=torch.stack([reward, distance], 1),
         weights=(1.0, 0.0),
     )  # fmt: skip
-    found = call(lookup("advantage", "diverse_group")(diversity="1"), given)
+    found, plain = (call(lookup("advantage", "diverse_group")(diversity=one), given) for one in ("1", None))
+    assert torch.equal(plain, call(lookup("advantage", "flow_group")(advantage_std="none"), given))
     torch.testing.assert_close(found, torch.tensor([0.8, -0.6, -0.1, 0.3, 0.5, -0.5, 0.5, -0.5]))
 
 

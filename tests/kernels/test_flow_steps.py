@@ -3,9 +3,11 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from diffusers import DDIMScheduler
 
 from burnish.config.checks import problems
@@ -149,13 +151,10 @@ def test_window(window, steps):
         assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
 
 
-@pytest.mark.parametrize("options", [
-    {"kind": "random"}, {"size": 2}, {"kind": "fixed", "size": 2, "every": 3},
-    {"kind": "random", "size": 2, "wrap": True}, {"kind": "random", "size": 2, "stride": 2},
-    {"kind": "progressive", "size": 2, "scattered": True}, {"kind": "fixed", "size": 2, "shared_by": "update"},
-    {"kind": "progressive", "size": 2, "decay": 0.2}, {"kind": "progressive", "size": 2, "decay_after": 3},
-    {"kind": "random", "size": 2, "interval": "linear"},
-])  # fmt: skip
+UNREAD = yaml.safe_load(Path(__file__).with_name("unread_windows.yaml").read_text())
+
+
+@pytest.mark.parametrize("options", UNREAD, ids=str)
 def test_an_option_that_is_never_read_is_refused(options):
     with pytest.raises(ValueError, match="size" if len(options) == 1 else [*options][-1]):
         raise ConfigError(problems(Window(**options), ()))

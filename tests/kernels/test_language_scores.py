@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from burnish.language.decoders import decode
@@ -98,18 +99,7 @@ def test_empty_responses_and_masked_samples_make_no_nan_and_no_gradient(layout):
     assert not any(g.any() for g in gradients(model, nothing, layout, torch.ones(nothing.ids.shape)).values())
 
 
-WINDOW = 6  # of tokens: prompts and responses are longer
-WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW}
-ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
-CASES = {
-    "mistral": ("mistral", {"sliding_window": WINDOW}), "mistral with windows in some layers": ("mistral", ALTERNATING),
-    "ministral": ("ministral", ALTERNATING), "qwen2 with windows": ("qwen2", WINDOWS | {"max_window_layers": 1}),
-    "qwen2 with windows switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": WINDOW}),
-    "qwen3 with windows": ("qwen3", WINDOWS | {"max_window_layers": 2}),
-    "qwen2_moe with windows": ("qwen2_moe", WINDOWS | {"max_window_layers": 3}),
-    "qwen3_moe with windows": ("qwen3_moe", WINDOWS),
-    "qwen2_5_vl with windows": ("qwen2_5_vl", WINDOWS | {"max_window_layers": 1}),
-}  # fmt: skip
+CASES = yaml.safe_load(Path(__file__).with_name("windows.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", CASES)

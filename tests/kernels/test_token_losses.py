@@ -278,6 +278,7 @@ def test_spans_of_two_tokenizers_end_at_the_same_characters():
         lambda ids, tokens=tokens: b"".join(tokens[i] for i in ids).decode(errors="replace") for tokens in (own, theirs)
     )
     ids, spans = align(reader, range(6), other, lambda written: range(6) if written == text else [])
+    assert align(reader, [5], other, lambda written: [0, 5]) == ([0, 5], []), "nothing but an end"
     assert ids == [*range(6)]
     assert spans == [(range(2), range(1, 3)), (range(2, 4), range(3, 4)), (range(4, 5), range(4, 5))]
     found = Aligned.of([spans], [slice(1, 7)], [10], 7)  # behind a response of one token

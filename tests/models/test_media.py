@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import wave
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -17,9 +18,9 @@ from burnish.language.model.base import Audio, Shown, Video
 from burnish.models import processors as ours
 from burnish.types.completion import Encoded
 from tests.support.language_samples import model_of, responses
-from tests.support.model_runs import changed
+from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
-from tests.support.sounds import tone
+from tests.support.sounds import sound_file, tone
 from tests.support.talkers import written
 from tests.support.tiny_language import chat, film, noise_image
 from tests.support.universal import TINY, load_universal, own_logprobs, universal_folder, universal_model
@@ -76,6 +77,18 @@ def test_parts_and_media_must_match():
 def heard(model, seconds=1.4):
     parts = [{"type": "audio"}, {"type": "text", "text": "How high?"}]
     return model.encode([{"role": "user", "content": parts}], Shown(audios=[Audio(tone(seconds), model.audio_rate)]))
+
+
+def test_sounds_of_questions_are_kept_with_the_responses(files):
+    (files / "tone.wav").write_bytes(sound_file("wav", tone()))
+    (files / "heard.jsonl").write_text(json.dumps({"prompt": "<audio>?", "audios": ["tone.wav"]}) + "\n")
+    heard = [f"data.{name}_files={{files}}/heard.jsonl" for name in ("train", "val")] + ["data.train_batch_size=1"]
+    refused(files, "qwen2_5_vl", *heard, names=["heard.jsonl:1", "hears none"])
+    run = run_of(files, "qwen2_audio", *heard, "validation.every=1")
+    run.train("steps=1")
+    with wave.open(str(run.output / "validation" / "000001" / "pictures" / "000-0.wav")) as kept:
+        samples = np.frombuffer(kept.readframes(16000), "<i2") / 32767
+    np.testing.assert_allclose(samples, tone(), atol=1e-4)
 
 
 def test_short_sounds_are_heard_alike_beside_longer_ones():

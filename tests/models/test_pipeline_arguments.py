@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import diffusers
 import numpy as np
 import pytest
+import yaml
 
 import burnish
 from burnish.types.media import Media
@@ -20,37 +22,41 @@ BARE = Prompt(text="a cat")
 WITH_IMAGES = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8)),))
 
 
-def call_of(kind, guidance, prompt, **rollout):
+def arguments_of(kind, **rollout):
     from burnish.diffusion.options import RolloutOptions
     from burnish.diffusion.pipeline.arguments import Arguments
     from burnish.models.modular import pipeline_class
 
-    arguments = Arguments(pipeline_class(f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
+    return Arguments(pipeline_class(f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
+
+
+def call_of(kind, guidance, prompt, **rollout):
+    arguments = arguments_of(kind, **rollout)
     arguments.check()
     arguments.check_prompts([prompt])
     return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)
 
 
-@pytest.mark.parametrize(("kind", "prompt", "rollout", "names"), [
-    ("Flux2", BARE, {"guidance_scale": 4.0}, ["rollout.guidance_scale is 4", "rollout.embedded_guidance"]),
-    ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
-    ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
-    ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
-    ("StableDiffusionSAG", BARE, {}, ["StableDiffusionPipeline"]), ("Kandinsky", BARE, {}, ["image_embeds"]),
-    ("KandinskyV22", BARE, {}, ["image_embeds"]), ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
-    ("DiT", BARE, {}, ["'a cat'", "207"]), ("Wan", WITH_IMAGES, {}, ["a cat", "image"]),
-    ("GlmImage", WITH_IMAGES, {}, ["a cat", "keys and values"]),
-    ("WanImageToVideo", BARE, {}, ["a cat", "image"]),
-    ("Wan", Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),)), {}, ["mask_image"]),
-])  # fmt: skip
+PROMPTS = {"bare": BARE, "images": WITH_IMAGES}
+PROMPTS["masked"] = Prompt(text="a cat", inputs=(("mask_image", WITH_IMAGES.images[0]),))
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())["arguments"]
+
+
+@pytest.mark.parametrize(("kind", "prompt", "rollout", "names"), REFUSED)
 def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     with pytest.raises(ValueError, match=re.escape(names[0])) as error:
-        call_of(kind, 1.0, prompt, **rollout)
+        call_of(kind, 1.0, PROMPTS[prompt], **rollout)
     assert [name for name in names if name not in str(error.value)] == []
 
 
 def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
+    assert call_of("LTX", 1.0, BARE, fps=12.0)["frame_rate"] == 12
+    assert [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))] == [
+        12,
+        25,
+        8,
+    ]
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
     assert call_of("Ideogram4Modular", 3.0, BARE)["guidance_schedule"] == [3.0] * 4  # a scale for each step
@@ -58,11 +64,6 @@ def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
 
 
 # Schedulers
-
-STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
-CLIPS = {**STABLE, "clip_sample": True}
-SPACED = {**STABLE, "timestep_spacing": "linspace", "clip_sample": False}
 
 
 @pytest.fixture
@@ -80,17 +81,10 @@ def with_scheduler(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("kind", "config"), [
-    ("DDPMScheduler", {**CLIPS, "clip_sample_range": 0.8, "variance_type": "learned_range"}),
-    ("DPMSolverMultistepScheduler", {**STABLE, "thresholding": True, "solver_order": 1}),
-    # a last step of no length is left out
-    ("UniPCMultistepScheduler", {**FLOW, "final_sigmas_type": "sigma_min"}),
-    *seldom(
-        ("DDIMScheduler", {**SPACED, "timestep_spacing": "leading"}),
-        ("EulerDiscreteScheduler", {**STABLE, "interpolation_type": "log_linear"}),
-        ("PNDMScheduler", {**STABLE, "set_alpha_to_one": False}),
-    ),
-])  # fmt: skip
+SCHEDULERS = yaml.safe_load(Path(__file__).with_name("schedulers.yaml").read_text())
+
+
+@pytest.mark.parametrize(("kind", "config"), [*SCHEDULERS["often"], *seldom(*map(tuple, SCHEDULERS["seldom"]))])
 def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_scheduler, files):
     """Whose own run the steps are compared with when a run begins."""
     size = ["rollout.height=32", "rollout.width=32"]
@@ -99,14 +93,7 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     assert run.metrics[-1]["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize(("kind", "config", "names"), [
-    ("DDIMScheduler", CLIPS, ["model.path is", "clip_sample"]),
-    ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["model.path is", "thresholding"]),
-    ("HeunDiscreteScheduler", CLIPS, ["model.path is", "clip_sample"]),
-    ("DDIMScheduler", SPACED, ["model.path is", "250", "999, 666, 333, 0", "timestep_spacing"]),
-    ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
-     ["157", "use_exponential_sigmas", "the pipeline's class"]),
-])  # fmt: skip
+@pytest.mark.parametrize(("kind", "config", "names"), SCHEDULERS["refused"])
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     said = refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
     assert ("Loading the model" in said) == ("model.path is" not in names), "what the configuration says is told before"

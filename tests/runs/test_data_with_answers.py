@@ -17,14 +17,11 @@ ONCE = ["trainer.mini_batch_size=null", "trainer.epochs=1"]
 GIVEN = ["data.scores={reward: 1}", "algorithm.train_timesteps=2"]
 
 
-@pytest.mark.parametrize(
-    ("half", "name"),
-    [
-        ("language", "grpo ptx"), ("language", "grpo scored"), ("language", "grpo replay"),
-        ("language", "grpo image tokens"), ("generators", "flow_grpo replay"), ("generators", "flow_grpo written"),
-        *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("half", "name"), [
+    ("language", "grpo ptx"), ("language", "grpo scored"), ("language", "grpo replay"),
+    ("language", "grpo image tokens"), ("generators", "flow_grpo replay"), ("generators", "flow_grpo written"),
+    *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),
+])  # fmt: skip
 def test_a_resumed_run_goes_on_bit_by_bit(half, name, files):
     whole = run_of(files, half, name)
     whole.train(*LEAN)

@@ -119,11 +119,15 @@ def test_a_budget_of_tokens_or_of_turns_cuts_a_dialogue():
     assert not cut.any()
 
 
-@pytest.mark.parametrize(("fails", "turns", "says"), [("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "str")])
+@pytest.mark.parametrize(("fails", "turns", "says"), [
+    ("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "step returned str"), ("reward", 0, "reset gave a reward"),
+    ("length", 0, "all that the model reads"),
+])  # fmt: skip
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, says):
     completion, responses = play(Shows(fails=fails), prompts())
-    if fails == "type":
-        assert "step returned str" in responses[0].dialogue.error
+    if says != "no":
+        assert says in responses[0].dialogue.error
+        assert [len(one.dialogue.responses) for one in responses] == [turns] * 4
         return
     whole, _ = play(Shows(), prompts())
     assert torch.equal(trimmed(completion.select([0, 1])).ids, trimmed(whole.select([0, 1])).ids)
@@ -167,6 +171,18 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
     seen_alike(Roles(family).model, completion, layouts=("padded", "packed"))
     if family == "qwen2_5_vl":
         assert "processor" in responses[2].dialogue.error
+
+
+def test_a_conversation_that_its_template_only_continues_is_not_written_anew():
+    (kept, said), (written, _) = (
+        play(Shows(opening=False, images=False, history=history), prompts("llama"), family="llama", n=24,
+             sampling=Sampling(max_new_tokens=1, temperature=0.9)) for history in ("tokens", "template")
+    )  # fmt: skip
+    spelled = [row for row, one in enumerate(said) if all(word.isascii() and word for word in one.dialogue.responses)]
+    found, other = (trimmed(one.select(spelled)) for one in (kept, written))
+    assert all(map(torch.equal, (found.ids, found.positions), (other.ids, other.positions)))
+    torch.testing.assert_close(found.logprob, other.logprob, rtol=0, atol=1e-5)
+    assert found.length.tolist() == other.length.tolist() != []
 
 
 CASES = [("qwen2_5_vl", True), ("qwen2_5_vl", False), ("gemma3", True),

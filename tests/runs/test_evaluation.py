@@ -171,15 +171,12 @@ def apart(images, prompts):
     return [float(image.mean()) - float(one.mean()) for image, one in zip(images, begun, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "written"),
-    [
-        ("wan2.2", ["rollout.num_frames=5", "rewards.brightness.frames={every: 2}"], {"000-00.mp4", "001-00.mp4"}),
-        ("longcat-audio", [*NO_SIZE, "rollout.call={audio_duration_s: 0.1}"], {"000-00.wav", "001-00.wav"}),
-        ("instruct-pix2pix", [*NO_SIZE, "data.train_files={files}/edits.jsonl"],
-         {"000-00.png", "001-00.png", "000-input-0.png", "001-input-0.png"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options", "written"), [
+    ("wan2.2", ["rollout.num_frames=5", "rewards.brightness.frames={every: 2}"], {"000-00.mp4", "001-00.mp4"}),
+    ("longcat-audio", [*NO_SIZE, "rollout.call={audio_duration_s: 0.1}"], {"000-00.wav", "001-00.wav"}),
+    ("instruct-pix2pix", [*NO_SIZE, "data.train_files={files}/edits.jsonl"],
+     {"000-00.png", "001-00.png", "000-input-0.png", "001-input-0.png"}),
+])  # fmt: skip
 def test_clips_sounds_and_edited_images_are_scored_written_and_shown(name, options, written, files, tmp_path):
     run = TinyRun(files, "generators", name, "algorithm=flow_grpo", *options)
     if name == "instruct-pix2pix":

@@ -16,7 +16,10 @@ ODD = (28, 20)  # pixels of an image that can't be read
 
 def records(files):
     Image.new("RGB", ODD).save(files / "odd.png")
-    lines = [{"prompt": f"<image>No. {i}?", "images": ["odd.png" if i == 2 else "0.png"]} for i in range(4)]
+    lines = [
+        {"prompt": f"<image>No. {i}?", "response": "yes", "images": ["odd.png" if i == 2 else "0.png"]}
+        for i in range(4)
+    ]
     (files / "odd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [f"data.train_files={files}/odd.jsonl", "data.train_batch_size=4", "validation.before=false"]
 
@@ -41,8 +44,10 @@ def trained(files, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize("model", ["qwen2_5_vl", *seldom("internvl")])
-def test_a_run_learns_the_same_with_readers(model, trained, files):
+@pytest.mark.parametrize(("model", "options"), [
+    ("qwen2_5_vl", []), ("qwen2_5_vl", ["algorithm=sft", "trainer.mini_batch_size=1"]), *seldom(("internvl", [])),
+])  # fmt: skip
+def test_a_run_learns_the_same_with_readers(model, options, trained, files):
     log, found = files / f"readers-{model}", []
 
     def noted(_):
@@ -51,7 +56,7 @@ def test_a_run_learns_the_same_with_readers(model, trained, files):
 
     for workers in (2, 0):  # what was decoded once stays in memory, which forks inherit
         log.write_text("")
-        found.append(trained(workers, *records(files), decode=noted, model=model)[0].metrics)
+        found.append(trained(workers, *records(files), *options, decode=noted, model=model)[0].metrics)
         readers = set(map(int, log.read_text().split()))
         assert bool(readers) == bool(workers)
         assert not any(map(alive, readers))

@@ -1,11 +1,18 @@
 """Which samples there are: prompts in their order, chosen and replaced ones, parts of a whole, and samples as data."""
 
 import json
+from dataclasses import replace
+from string import ascii_letters
 
 import numpy as np
 import pytest
 import torch
 
+from burnish.config import load
+from burnish.options.cluster import AsyncRolloutOptions
+from burnish.rollout.sources import RolloutRequest
+from burnish.tasks import assemble
+from burnish.types.prompt import Prompt
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
@@ -109,3 +116,29 @@ def test_candidates_that_are_kept_are_the_extremes_of_those_that_are_drawn(files
     extremes = [reward for ranked in best for reward in (*ranked[:2], *ranked[-2:])]
     assert run.metrics[-1]["critic/rewards/mean"] == pytest.approx(np.mean(extremes), rel=1e-5)
     assert run.metrics[-1]["train/candidates/reward/mean"] == pytest.approx(np.mean([row[2] for row in drawn]))
+
+
+def test_responses_that_are_put_aside_are_in_the_end_those_that_were_never_cut(files):
+    stop = f"rollout.stop={json.dumps([*ascii_letters])}"
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", "rollout.max_new_tokens=8", stop, name="parts")
+    worker = assemble(load(str(run.recipe), run.options)).rollout_worker
+    prompts, group = [Prompt(text=word) for word in WORDS], torch.arange(6)
+    request = RolloutRequest(
+        prompts=prompts, group=group, sample=torch.zeros_like(group), groups=6, update=1, version=0
+    )  # fmt: skip
+    whole, parts = worker.generate(request), replace(worker, ahead=AsyncRolloutOptions(depth=1, partial=2))
+    found, left = {}, request
+    for update, longest in ((1, 2), (2, 4), (3, 8)):  # no token may be older than two updates
+        done = parts.generate(replace(left, update=update, version=update - 1))
+        assert done.version == 0
+        assert 0 < int(done.trace.length.max()) <= longest
+        assert done.metrics["pipeline/partial/put_aside"] == 1 - len(done.prompts) / len(left.prompts)
+        rows = zip(done.prompts, done.scores.reward.tolist(), done.trace.ids, done.trace.length.tolist(), strict=True)
+        found |= {prompt.text: (reward, ids[:length].tolist()) for prompt, reward, ids, length in rows}
+        left = RolloutRequest.cat(done.put_aside) if done.put_aside else None
+    # of those that are written to their ends now, two tokens are two updates old, and two one
+    tokens, count = float(done.trace.length.sum()), len(done.prompts)
+    assert done.metrics["pipeline/partial/resumed"] == 4 * count / tokens
+    assert done.metrics["pipeline/staleness/mean"] == (2 * 2 + 2) * count / tokens
+    rows = zip(whole.scores.reward.tolist(), whole.trace.ids, whole.trace.length.tolist(), strict=True)
+    assert [found[word] for word in WORDS] == [(reward, ids[:length].tolist()) for reward, ids, length in rows]

@@ -9,12 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish import load
+from burnish.language.teacher_inputs import with_hindsight
 from burnish.rl.preference import another_success
 from burnish.rl.surrogates import divergence, with_rest
 from tests.support.http_servers import json_server
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
+INITIAL = {"weights": "initial"}
 LABELS = ["odd", "even", "odd", "even"]
 SHORT = ["validation.before=false", "validation.every=null", "rollout.n=2", "trainer.mini_batch_size=null",
          "data.label_key=label"]  # fmt: skip
@@ -30,7 +32,7 @@ def teacher(files):
         for value in network.parameters():
             value.add_(0.1 * torch.randn(value.shape, generator=draw))
     network.save_pretrained(files / "teacher")
-    lines = [{"prompt": f"No. {i}?", "label": label} for i, label in enumerate(LABELS)]
+    lines = [{"prompt": f"No. {i}?", "label": label, "hint": f"{i} it is."} for i, label in enumerate(LABELS)]
     (files / "taught.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return {"path": str(files / "teacher")}
 
@@ -47,21 +49,28 @@ def first_update(run):
     return run.metrics[-1]
 
 
-@pytest.mark.parametrize("measure", ["reverse", "top_k", "sampled", "sdpo"])
+@pytest.mark.parametrize("measure", ["reverse", "top_k", "sampled", "sdpo", "hint"])
 def test_the_loss_is_the_divergence_at_the_students_own_tokens(measure, files, teacher):
     """As transformers alone computes both sides, by a plain forward of each row."""
     from burnish.tasks import assemble
 
     over = {"reverse": ["algorithm.divergence=reverse"], "top_k": ["algorithm.over=top_k", "algorithm.top_k=5"],
-            "sampled": ["algorithm.over=sampled"], "sdpo": ["algorithm.top_k=5"]}[measure]  # fmt: skip
+            "sampled": ["algorithm.over=sampled"], "sdpo": ["algorithm.top_k=5"],
+            "hint": ["algorithm.divergence=reverse", "data.extra_keys=[hint]"]}[measure]  # fmt: skip
     own = measure == "sdpo"  # the policy teaches itself, behind a response that did well
-    taught_by = {"weights": "initial", "solution": 0.5} if own else teacher
+    itself = {"sdpo": {"weights": "initial", "solution": 0.5}, "hint": {"weights": "initial", "prompt_key": "hint"}}
+    taught_by = itself.get(measure, teacher)
     run = taught(files, [taught_by], *over, name="sdpo" if own else "distill")
     made = assemble(load(str(run.recipe), *run.options))
     batch, banned, teachers = made.source.rollout(1), made.roles.model.banned, made.roles.teachers
     asked = [one for (one,) in teachers.asked(batch)]
     seen = teachers.all[0].seen(asked, batch.trace)
+    if measure == "hint":
+        assert [one.text for one in asked] == [prompt.text[4:-1] + " it is." for prompt in batch.prompts]
     if own:
+        assert with_hindsight(asked[seen.rows[0]], "", "No.").text.endswith(
+            "as follows:\n\nNo.\n\nNow answer the question rightly."
+        )
         assert 0 < len(seen.rows) < len(asked), "no other response did well"
         shown = another_success(batch.scores.reward, batch.group, batch.scores.missing, 0.5)
         for row in seen.rows.tolist():
@@ -127,10 +136,9 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded_or_read_b
         for weight in {network.get_input_embeddings().weight, network.get_output_embeddings().weight}:
             weight[: len(rows)] = weight[rows]
     network.save_pretrained(tmp_path / "other")
-    found = [
-        first_update(taught(files, [{"path": str(path), "shared_weight": 0.7}], name="gold"))["actor/distill_loss"]
-        for path in (teacher["path"], tmp_path / "other")
-    ]
+    kinds = *({"path": str(path), "shared_weight": 0.7} for path in (teacher["path"], tmp_path / "other")), INITIAL
+    found = [first_update(taught(files, [kind], name="gold"))["actor/distill_loss"] for kind in kinds]
+    assert found[2] == pytest.approx(0, abs=1e-5), "itself, by its own tokens"
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[0] > 1e-4
 

@@ -30,6 +30,8 @@ class Show:
         self.seed, self.text = seed, prompt.text
         if self.fails == "reset" and prompt.text == "Two?":
             raise RuntimeError("no board")
+        if self.fails in ("reward", "length"):
+            return Observation(["Begin." * 999]) if self.fails == "length" else Observation(reward=1.0)
         return Observation([noise_image(seed % 1000), "Begin."]) if self.opening else Observation()
 
     def step(self, response: str) -> Observation:

@@ -1,12 +1,14 @@
 """Operations counted without values, beside PyTorch's own count and counts by hand; peaks of devices, and profiles."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -19,8 +21,9 @@ from burnish.models.tiny.build import write
 from burnish.options import ProfilerOptions
 from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import Cost, FlopCounter, peak_of
-from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage
+from burnish.training.profiling import Meter, PhaseMemory, Profiler, Usage, controller_command, nsight
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 from tests.support.optional import seldom
 
 aten = torch.ops.aten
@@ -112,12 +115,33 @@ def test_a_phase_holds_what_was_most_within_it(monkeypatch):
     assert found == [{"perf/cpu_memory_gb/gen": 5.0, "perf/cpu_memory_gb/reward": 2.0}, {}]
 
 
-def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path):
+def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path, monkeypatch):
     made = [("trainer", 0), ("trainer", 1), ("rollout", 1), ("reward", 1), ("local", 0)]
     options = ProfilerOptions(steps=[2], ranks=[1])
     found = [Profiler(options, role=role, rank=rank, folder=tmp_path, watch=Stopwatch()) for role, rank in made]
     assert [one for one in found if type(one.during(2)) is not nullcontext] == [found[1], found[2], found[4]]
     assert all(type(one.during(1)) is nullcontext for one in found)
+    seen = ProfilerOptions(steps=[3, 20], tool="nsys", roles=["controller", "rollout"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for role in ("controller", "trainer"):  # Nsight Systems records the controller from outside
+        Profiler(seen, role=role, rank=0, folder=tmp_path, watch=Stopwatch())
+    with pytest.raises(UserError, match=r"profiler\.tool is nsys, which needs a GPU, but rollout-0 has none"):
+        Profiler(seen, role="rollout", rank=0, folder=tmp_path, watch=Stopwatch())
+    ranges = "--capture-range=cudaProfilerApi --capture-range-end=repeat:2 --kill=none "
+    shown = f"--trace=cuda,nvtx --cuda-memory-usage=true --output={tmp_path}/controller burnish train ..."
+    said = [" ".join(controller_command(seen, local=local, folder=tmp_path)) for local in (True, False)]
+    assert said == [f"nsys profile {ranges}{shown}", f"nsys profile {shown}"]
+    assert " ".join(f"--{name}={value}" for name, value in nsight(seen, "rollout").items()) == (
+        ranges + "--trace=cuda,nvtx --cuda-memory-usage=true --o='rollout_%p'"
+    )
+    assert nsight(seen, "trainer") is nsight(None, "rollout") is None
+
+
+def test_rows_of_experts_meet_the_weights_of_one():
+    rows, weights = torch.randn(6, 16).bfloat16(), torch.randn(2, 16, 32).bfloat16().requires_grad_()
+    with FlopCounter() as operations:
+        torch._grouped_mm(rows, weights, torch.tensor([4, 6], dtype=torch.int32))
+    assert operations.cost == Cost(2 * 6 * 16 * 32, 2 * 6 * 16 * 32)  # rows have no gradient
 
 
 def test_qwen_by_hand():
@@ -136,13 +160,9 @@ def test_qwen_by_hand():
     assert cost.backward == pytest.approx(2 * cost.forward, rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "dtype", "tf32", "tera"), [
-    ("NVIDIA H100 80GB HBM3", torch.bfloat16, True, 989.4), ("NVIDIA H100 PCIe", torch.bfloat16, True, 756.5),
-    ("NVIDIA H200", torch.bfloat16, True, 989.4), ("NVIDIA L40S", torch.bfloat16, True, 362),
-    ("NVIDIA L4", torch.bfloat16, True, 121), ("NVIDIA A100-SXM4-80GB", torch.bfloat16, True, 312),
-    ("NVIDIA GeForce RTX 4090", torch.bfloat16, True, 165.2), ("NVIDIA H200", torch.float32, True, 494.7),
-    ("NVIDIA H200", torch.float32, False, 66.9), ("Tesla T4", torch.float32, True, 8.1),
-    ("NVIDIA H2000", torch.bfloat16, True, None),
-])  # fmt: skip
+PEAKS = yaml.safe_load(Path(__file__).with_name("numbers.yaml").read_text())["peaks"]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tf32", "tera"), PEAKS)
 def test_the_peak_is_that_of_the_longest_name(name, dtype, tf32, tera):
-    assert peak_of(name, dtype, tf32=tf32) == (tera and pytest.approx(tera * 1e12))
+    assert peak_of(name, getattr(torch, dtype), tf32=tf32) == (tera and pytest.approx(tera * 1e12))

@@ -1,9 +1,11 @@
 """An average of the weights: how its decay grows, what it holds, and that training never notices it."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from burnish.options import EmaOptions
 from burnish.training.optimizer import Ema, decay_at
@@ -36,14 +38,10 @@ def test_the_decay_is_flow_factorys(case):
     case.close([decay_at(step, given["decay"], **options) for step in given["steps"]], case.expected["decay"])
 
 
-@pytest.mark.parametrize(("given", "decays"), [
-    ({"decay": 0.15}, [1 / 10, 0.15, 0.15]),  # (1 + 1) / (10 + 1) is more already
-    ({"decay": 0.5, "kind": "linear", "warm_up": 4}, [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]),
-    ({"decay": 0.5, "kind": "warmup_cosine", "initial": 0.2, "warm_up": 2, "steps": 4}, [0, 0.1, 0.2, 0.35, 0.5, 0.5]),
-    ({"decay": 0.0015, "kind": "piecewise_linear"}, [0.0, 0.001, 0.0015]),
-    ({"decay": 0.5, "kind": "constant"}, [0.5, 0.5]),
-    ({"decay": 0.0}, [0.0, 0.0]),  # the weights themselves
-])  # fmt: skip
+AVERAGES = yaml.safe_load(Path(__file__).with_name("numbers.yaml").read_text())["averages"]
+
+
+@pytest.mark.parametrize(("given", "decays"), AVERAGES)
 def test_the_average_is_the_recurrence(given, decays):
     parameters = network()
     ema = Ema(parameters, **asdict(EmaOptions(**given)))

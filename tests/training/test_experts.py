@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -104,27 +105,7 @@ def test_tokens_travel_to_their_experts_and_nobody_waits_for_those_without_any(t
                 torch.testing.assert_close(found[kind]["gradients"][name], weight.grad)
 
 
-ANSWERS, TWO = "data.train_files={data}/responses.jsonl", "sharding.expert_parallel=2"
-TENSOR = "sharding.tensor_parallel=2"
-LEARNS = {
-    "all weights": ["algorithm=sft", ANSWERS, "model.lora=null"],
-    "checkpointed": ["algorithm=sft", ANSWERS, "model.lora=null", "model.gradient_checkpointing=true"],
-    "adapters": [
-        "algorithm=grpo", "algorithm.kl={route: loss, kind: k3, coef: 0.1}", "data.train_files={data}/prompts.jsonl",
-        "model.lora={rank: 2}",
-    ],
-}  # fmt: skip
-LAYOUTS = {
-    "2": (2, "all weights", [TWO]),
-    "4": (4, "all weights", ["sharding.expert_parallel=4", "sharding.zero_stage=3"]),
-    "2 x 2": (4, "checkpointed", [TWO, "sharding.zero_stage=2"]),
-    "2 twice": (4, "all weights", [TWO, "sharding.shard_size=2"]),
-    "of 2": (2, "adapters", [TWO, "sharding.shard_size=1"]),
-    "tensor 2": (2, "all weights", [TENSOR]),
-    "tensor 2 x 2": (4, "checkpointed", [TENSOR, "sharding.zero_stage=2"]),
-    "tensor 2 twice": (4, "all weights", [TENSOR, "sharding.shard_size=2"]),
-    "tensor of 2": (4, "adapters", [TENSOR]),
-}
+LEARNS, LAYOUTS = yaml.safe_load(Path(__file__).with_name("experts.yaml").read_text()).values()
 
 
 def begin(run: TinyRun, options: list[str], ranks: Ranks) -> Any:
@@ -181,13 +162,10 @@ def share(run: TinyRun, options: list[str], other: Path, ranks: Ranks, folder: P
     return found
 
 
-@pytest.mark.parametrize(
-    ("model", "layout"),
-    [("qwen3_vl_moe", "2"), *seldom(
-        *(("qwen3_vl_moe", layout) for layout in LAYOUTS if layout != "2"),
-        *(("qwen3_omni_moe_thinker", layout) for layout in LAYOUTS),
-    )],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "layout"), [("qwen3_vl_moe", "2"), *seldom(
+    *(("qwen3_vl_moe", layout) for layout in LAYOUTS if layout != "2"),
+    *(("qwen3_omni_moe_thinker", layout) for layout in LAYOUTS),
+)])  # fmt: skip
 def test_ranks_that_share_experts_learn_what_one_learns(model: str, layout: str, files: Path) -> None:
     size, learns, options = LAYOUTS[layout]
     given = [one.replace("{data}", "{data}" if "omni" in model else "{files}/seen") for one in LEARNS[learns]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.options import OptimizerOptions
-from burnish.training.optimizer import HostStates, ParameterGroup, clip_gradients, learning_rate, make_optimizers
+from burnish.training.optimizer import ParameterGroup, clip_gradients, learning_rate, make_optimizers
 from burnish.utils.errors import UserError
 from tests.support.shown import ROOT, blocks
 from tests.support.tiny_run import TinyRun
@@ -37,15 +37,18 @@ def test_steps_are_those_of_torchs_adamw():
 
 def test_states_on_the_host_step_as_they_would_here_and_leave_what_has_no_gradient():
     mine, other = network(), network()
-    copies = {torch.nn.Parameter(weight.detach().clone()): weight for weight in mine}
-    optimizers = HostStates(torch.optim.AdamW(list(copies), lr=0.1), copies), torch.optim.AdamW(other, lr=0.1)
-    for number in range(3):
-        for weights in (mine, other):
+    options = [OptimizerOptions(lr=0.1, offload=away) for away in (True, False)]
+    groups = [ParameterGroup("actor", dict(zip("abc", weights, strict=True)), one, total_steps=8)
+              for weights, one in zip((mine, other), options, strict=True)]  # fmt: skip
+    for number in range(4):
+        for one, weights in zip(groups, (mine, other), strict=True):
             weights[0].data.mul_(0.5)  # as what is loaded is another
             weights[1].grad = None if number == 1 else torch.full((5,), 1.0 + number)
-        for optimizer in optimizers:
-            optimizer.step()
+            one.load_state_dict(one.state_dict())
+            one.step()
     assert all(map(torch.equal, mine, other))
+    kept = set(groups[0].optimizers[0].state)
+    assert len(kept - set(mine)) == len(mine)
 
 
 COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]

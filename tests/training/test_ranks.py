@@ -15,7 +15,7 @@ from benchmarks.checkpoints import measure
 from benchmarks.loading import MIB, loaded
 from burnish.options.cluster import ShardingOptions
 from burnish.training.ranks import Lockstep, Ranks, group_of_one
-from burnish.training.sharding import mesh_of, shard
+from burnish.training.sharding import Replicated, mesh_of, shard
 from burnish.utils.errors import Cancelled, UserError
 from tests.support.rank_runs import together
 from tests.support.sockets import listening
@@ -139,6 +139,12 @@ def learn_without_images(ranks: Ranks, folder: Path) -> dict[str, Any]:
             [network], network.layers, mesh_of(ranks, options.shard_size, "cpu"), options, compute=compute,
             device=torch.device("cpu"),
         )  # fmt: skip
+        with lower(options), torch.no_grad():
+            for sign in (-1, 1):  # what a step changes is seen by the next forward
+                sharded(partial(network.loss, 0))
+                for weight in network.parameters():
+                    weight.to_local().neg_()
+                found[f"{name}, {sign}"] = sharded(partial(network.loss, 0, image=True))
         with lower(options), torch.no_grad(), sharded.gathered():
             for _ in range(3 * ranks.rank):
                 network.loss(ranks.rank)
@@ -160,6 +166,11 @@ def test_a_rank_without_images_sums_its_gradients_where_the_other_does(tmp_path:
     both = together(learn_without_images, tmp_path, deadline=120)
     for name, options in LAID.items():
         whole, near = Towered(), {"rtol": 0.05, "atol": 0.05} if options.gather == "compute" else {}
+        for sign in (-1, 1):
+            for weight in whole.parameters():
+                weight.data.neg_()
+            with lower(options):
+                torch.testing.assert_close(both[1][f"{name}, {sign}"], whole.loss(0, image=True).detach(), **near)
         for rank in (0, 1):
             for last in (False, True):  # the first of two ranks has images, in its first micro-batch
                 with lower(options):
@@ -168,6 +179,10 @@ def test_a_rank_without_images_sums_its_gradients_where_the_other_does(tmp_path:
         for found in both:
             for key, weight in whole.named_parameters():
                 torch.testing.assert_close(found[name][key], weight.grad, **near)
+    weights, before = dict(whole.named_parameters()), [weight.grad.clone() for weight in whole.parameters()]
+    with group_of_one(), patch("burnish.training.sharding.BUCKET", 20):  # two weights at once
+        Replicated(Ranks(), weights).settle_gradients(dict.fromkeys(weights, 1.0))
+    assert all(map(torch.equal, before, (weight.grad for weight in weights.values())))
     options = ShardingOptions(offload=True)
     with pytest.raises(UserError, match=r"sharding\.offload is true"):
         shard([Towered()], [], None, options, compute=torch.float32, device=torch.device("cpu"))

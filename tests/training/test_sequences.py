@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor
 
 from burnish.checkpoint.files import read
@@ -89,47 +90,23 @@ def resumed(recipe: Path, options: list[str], layout: str, ranks: Ranks, folder:
     return list(zip(*both, strict=True))
 
 
-TWO, TENSOR = "context_parallel=2", "tensor_parallel=2"
+TABLE = yaml.safe_load(Path(__file__).with_name("sequences.yaml").read_text())
+NEAR = {("wan2.1", "context_parallel=2"): 1e-5, ("qwen2_5_vl", "tensor_parallel=2"): 4e-6}  # sums that all but cancel
 ONCE = ["model.lora=null", "trainer.mini_batch_size=null", "trainer.epochs=1", "optimizer.max_grad_norm=1000"]
-SFT = ["algorithm=sft", "data.train_files={data}/responses.jsonl"]
-LORA = "model.lora={rank: 2}"
-IMAGES = ["algorithm=sft", "data.train_files={data}/pictures.jsonl", "model.gradient_checkpointing=true"]
-SHARED = ["algorithm=dpo", "data.train_files={data}/preferences.jsonl", "trainer.layout=shared"]
-CLIP = [*IMAGES, "data.fit=centre_crop", "rollout.num_frames=1", "rollout.height=32", "rollout.width=32"]
-EXPERTS = [*SFT, "model.router_aux_loss_coef=0.3"]
-WRITTEN = ["algorithm=flow_grpo", "algorithm.kl_coef=0.1", "model.networks=[transformer, pe]"]
-UNEVEN = ["trainer.micro_batch_size=1", "data.train_batch_size=1", "rollout.n=3"]  # ranks have one sample, and two
-GLM = [*WRITTEN[:2], "model.networks=[transformer, vision_language_encoder]", "rollout.height=64", "rollout.width=64"]
-ZERO, COMPILED = "zero_stage=3", "model.compile=true"
-REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl"]
+
+
+def each(kind: str) -> pytest.MarkDecorator:
+    names, marks = ("half", "model", "options", "ranks", "layout"), {True: (), False: pytest.mark.thorough}
+    rows = [row | {"options": [one for some in row["options"] for one in some]} for row in TABLE[kind]]
+    each = [pytest.param(*(row[name] for name in names), marks=marks["often" in row]) for row in rows]
+    return pytest.mark.parametrize(names, each)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("half", "model", "options", "ranks", "layout"), [
-    ("language", "qwen2_5_vl", SFT, 2, TWO), ("language", "qwen3_vl_moe", EXPERTS, 2, TWO),
-    ("generators", "qwen-image", IMAGES, 2, TWO), ("language", "qwen3_vl_moe", EXPERTS, 2, TENSOR),
-    ("generators", "ernie-image-rewritten", [*WRITTEN, *UNEVEN], 2, ZERO),
-    *seldom(
-        ("generators", "glm-image", [*GLM, *UNEVEN, LORA], 2, "zero_stage=1"),
-        ("generators", "ernie-image-rewritten", [*WRITTEN, *UNEVEN], 2, "shard_size=1"),
-        ("language", "qwen2_5_vl", SHARED, 2, TENSOR), ("language", "qwen2_5_vl", SFT, 4, TENSOR),
-        ("language", "qwen3_omni_moe_thinker", SFT, 2, TENSOR), ("generators", "qwen-image", IMAGES, 2, TENSOR),
-        ("language", "deepseek_v3", SFT, 4, "tensor_parallel=4"), ("generators", "flux", [*IMAGES, LORA], 2, TENSOR),
-        ("generators", "flux2", IMAGES, 4, TENSOR),
-        ("generators", "qwen-image", [*IMAGES, LORA], 4, TENSOR), ("language", "qwen3_vl_moe", [*SFT, LORA], 2, TENSOR),
-        ("language", "qwen2_5_vl", SHARED, 4, TWO), ("language", "qwen3_vl_moe", SFT, 4, "context_parallel=4"),
-        ("language", "qwen3_omni_moe_thinker", SFT, 4, TWO), ("language", "qwen3_vl", SHARED, 3, "context_parallel=3"),
-        ("reward_models", "qwen2_5_vl", REWARDS, 2, TWO), ("generators", "qwen-image", IMAGES, 4, TWO),
-        ("generators", "flux", IMAGES, 4, TWO), ("generators", "flux2", IMAGES, 2, TWO),
-        ("generators", "wan2.1", CLIP, 4, TWO), ("generators", "ltx", CLIP, 2, TWO),
-        ("language", "llama", [*SFT, COMPILED], 2, ZERO),
-        ("generators", "flux", [*WRITTEN[:2], COMPILED, LORA], 2, ZERO),
-        ("generators", "sd1.5-pag", [*WRITTEN[:2], *UNEVEN], 2, ZERO), ("generators", "sd3-pag", WRITTEN[:2], 2, ZERO),
-    ),
-])  # fmt: skip
+@each("learned")
 def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, layout, files, tmp_path):
     run = TinyRun(files, half, model, *ONCE, *options, name=f"sequences/{model}")
-    near = {("wan2.1", TWO): 1e-5, ("qwen2_5_vl", TENSOR): 4e-6}.get((model, layout), 1e-6)  # sums that all but cancel
+    near = NEAR.get((model, layout), 1e-6)
     metrics, gradients = learned(run.recipe, run.options, layout, SINGLE_RANK, tmp_path)
     for found, theirs in together(partial(learned, run.recipe, run.options, layout), tmp_path, size=ranks):
         for name, value in metrics.items():
@@ -141,16 +118,7 @@ def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("half", "model", "options", "ranks", "layout"),
-    [
-        ("language", "qwen2_5_vl", SFT, 2, TWO),
-        *seldom(
-            ("generators", "qwen-image", IMAGES, 4, TWO),
-            ("generators", "ernie-image-rewritten", WRITTEN, 2, ZERO),
-        ),
-    ],
-)
+@each("resumed")
 def test_a_resumed_run_has_the_same_bits(half, model, options, ranks, layout, files, tmp_path):
     run = TinyRun(files, half, model, *ONCE, *options, name=f"resumed/{model}")
     for found in together(partial(resumed, run.recipe, run.options, layout), tmp_path, size=ranks):

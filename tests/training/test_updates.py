@@ -64,3 +64,7 @@ def test_steps_that_are_not_finite_are_skipped_and_several_end_the_run(files):
     assert [row["actor/skipped_updates"] for row in run.metrics[1:]] == [1.0] * 3
     run = TinyRun(files, "language", "llama", *given, "trainer.mini_batch_size=8", name="skipped")
     assert "2 optimizer steps in a row" in run.train(status=2).message
+    (files / "unlabelled.jsonl").write_text('{"prompt": "a", "steps": ["b"], "labels": [null]}\n' * 4)
+    path = "data.train_files={files}/unlabelled.jsonl"
+    run = TinyRun(files, "reward_models", "llama", "algorithm=process_reward", path, name="unlabelled")
+    assert "no training signal" in run.train(status=2).message

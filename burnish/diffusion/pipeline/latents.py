@@ -84,7 +84,9 @@ class LatentLayout:
         found = []
         for image in images:
             if image.ndim >= self.slope.ndim:
-                raise UserError("a finished sample is a clip, but the model draws images; give images")
+                raise UserError(
+                    f"records have {'clips' if image.ndim == 4 else 'images'}, which the model doesn't draw"
+                )
             frames = image[None] if self.slope.ndim == 5 and image.ndim == 3 else image
             pixels = torch.from_numpy(frames).to(self.slope.device).movedim(-1, 0)[None].float() / 127.5 - 1
             with torch.no_grad():

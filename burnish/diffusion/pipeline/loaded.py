@@ -34,7 +34,7 @@ from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import Agreed, file_precision, quietly, reads_weights, refuse_non_finite
+from burnish.utils.weights import Agreed, file_precision, quietly, refuse_non_finite
 
 if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
@@ -332,8 +332,6 @@ def _place_frozen(
     pipeline: Any, others: Collection[str], path: Path, options: ModelOptions, device: str
 ) -> list[PutAway]:
     """Place all parts but the ``others``, which are trained or another model's; returns those in CPU memory."""
-    if options.offload and device == "cpu" and reads_weights():
-        raise UserError("model.offload is true, but the model is on the CPU already; remove it")
     away: list[PutAway] = []
     fewer = None if options.quantization is None else options.quantization.text_encoders
     for name, part in pipeline.components.items():

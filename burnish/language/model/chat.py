@@ -67,7 +67,7 @@ class ChatTokenizer:
         shape = (*shape_of(messages), bool(tools))
         if shape not in self._refused:
             try:
-                self.render(messages, tools)
+                self.render(messages, tools, checked=False)
                 self._refused[shape] = ""
             except UserError as error:
                 self._refused[shape] = str(error)
