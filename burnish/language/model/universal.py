@@ -147,8 +147,13 @@ class LanguageModel:
     def checked(self) -> Capabilities:
         """What it can do, as compared with its class; see ``capabilities``."""
         from burnish.language.model.capabilities import check
+        from burnish.language.model.forwards import FIRST
 
-        return check(self)
+        FIRST.most = 1  # so that what is tried is long enough for an indexer to leave tokens out
+        try:
+            return check(self)
+        finally:
+            FIRST.most = None
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
@@ -165,6 +170,8 @@ class LanguageModel:
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
 
+        from burnish.language.model.forwards import FIRST
+
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{path} is an encoder with a decoder; Burnish trains decoders: give another model")
@@ -176,7 +183,9 @@ class LanguageModel:
                 f"{path} has model_type {config.model_type}, for which transformers has no model that writes text; "
                 "give a language model"
             )
-        return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
+        network = load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
+        FIRST.inside(network)
+        return network
 
     # Text
 
