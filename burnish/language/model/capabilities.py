@@ -275,7 +275,7 @@ def any_responses(model: LanguageModel) -> Completion:
 def window_of(config: Any) -> int:
     """The smallest window or chunk that a configuration names; 1 if there is none."""
     values = config.get_text_config().to_dict()
-    named = [values.get(name) for name in ("sliding_window", "attention_chunk_size")]
+    named = [values.get(name) for name in ("sliding_window", "attention_chunk_size", "index_block_size")]
     return min((int(value) for value in named if value), default=1)
 
 

@@ -393,15 +393,22 @@ class FirstOfEqual(TorchFunctionMode):
         count = min(k, self.most or k)
         return torch.return_types.topk([one.narrow(dim, 0, count) for one in found])
 
-    def inside(self, network: nn.Module) -> None:
-        """Be on in the forwards of a network's indexers."""
-        for module in network.modules():
-            if type(module).__name__.endswith("Indexer"):
-                module.register_forward_pre_hook(lambda *_: FIRST.__enter__() and None)
-                module.register_forward_hook(lambda *_: FIRST.__exit__(None, None, None), always_call=True)
-
 
 FIRST = FirstOfEqual()
+
+
+def indexers(network: nn.Module) -> list[nn.Module]:
+    """What chooses the tokens that are attended to."""
+    return [module for module in network.modules() if type(module).__name__.endswith("Indexer")]
+
+
+def settle_ties(network: nn.Module) -> None:
+    """Have a network's indexers choose the first of tokens with equal scores."""
+    for module in indexers(network):
+        module.register_forward_pre_hook(lambda *_: FIRST.__enter__() and None)
+        module.register_forward_hook(lambda *_: FIRST.__exit__(None, None, None), always_call=True)
+
+
 DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of images to what is called flash
 GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 

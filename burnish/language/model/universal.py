@@ -147,10 +147,16 @@ class LanguageModel:
     def checked(self) -> Capabilities:
         """What it can do, as compared with its class; see ``capabilities``."""
         from burnish.language.model.capabilities import check
-        from burnish.language.model.forwards import FIRST
+        from burnish.language.model.forwards import FIRST, indexers
 
-        FIRST.most = 1  # so that what is tried is long enough for an indexer to leave tokens out
+        # one token, so that prompts that are tried are long enough for an indexer to leave some out
+        FIRST.most = 1 if indexers(self.network) else None
         try:
+            return check(self)
+        except UserError:
+            if FIRST.most is None:
+                raise
+            FIRST.most = None  # in half precision rounding may choose another
             return check(self)
         finally:
             FIRST.most = None
@@ -170,7 +176,7 @@ class LanguageModel:
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
 
-        from burnish.language.model.forwards import FIRST
+        from burnish.language.model.forwards import settle_ties
 
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
@@ -184,7 +190,7 @@ class LanguageModel:
                 "give a language model"
             )
         network = load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
-        FIRST.inside(network)
+        settle_ties(network)
         return network
 
     # Text
