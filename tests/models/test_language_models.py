@@ -7,7 +7,13 @@ import pytest
 import torch
 import transformers
 
+from burnish.language.decoders import decode
+from burnish.language.logprobs import response_logprobs
+from burnish.language.model.capabilities import own_logprobs
 from burnish.language.model.universal import positions_within
+from burnish.language.sampling import Sampling
+from burnish.models.tiny import LANGUAGE, describe
+from tests.support.language_samples import encode_all, responses
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
 from tests.support.talkers import load, written
@@ -119,12 +125,20 @@ def test_a_class_that_can_not_be_trained_is_refused(changing):
 
 
 def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path):
-    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
-    parts = {f"{name}_config": {**part, "hidden_size_global": 32} for name in ("encoder", "decoder")}
-    hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
-    config = {**parts, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
-    model = load(written(tmp_path, name="blt", kind="BltForCausalLM", config=config))
+    model = load(written(tmp_path, describe("blt", LANGUAGE)))
     assert len(model.layers(model.network)) == 1
+
+
+def test_an_indexer_chooses_the_same_tokens_in_any_batch(tmp_path):
+    """Many of the 8 tokens that are attended to have the score 0, as others have."""
+    model = load(written(tmp_path, describe("glm_moe_dsa", LANGUAGE)))
+    prompts, rows = encode_all(model, "llama"), [0, 0, 0]
+    sampled = decode(model, model.network, prompts, rows, rows, Sampling(max_new_tokens=16))
+    for found in (sampled, responses(model, prompts, rows, [9, 5, 16])):
+        own = own_logprobs(model, model.network, found, {})
+        padded = response_logprobs(model, model.network, found, temperature=1.0, layout="padded").logprob
+        torch.testing.assert_close(padded, own, rtol=0, atol=1e-4)
+        assert found is not sampled or (sampled.logprob - own).abs().max() < 1e-4
 
 
 def test_a_package_that_a_class_lacks_is_to_be_installed(unseen, files, monkeypatch):

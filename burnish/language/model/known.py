@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,67 +56,58 @@ class Known(Tensor):
             chooses = name in ("max", "min") and len(leaves) > 1  # among equal ones
             if name not in SAME or chooses or not all(_is_known(one) for one in leaves if isinstance(one, Tensor)):
                 if name in INDEXED and len(args) > 1:
-                    args = (args[0], _places(args[1]), *args[2:])
+                    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+                    args = (args[0], tuple(chain.from_iterable(map(_places, parts))), *args[2:])
                 return func(*args, **kwargs)
             given, named = tree_map(_on_cpu, (args, kwargs))
             if name in READ and not isinstance(value := func(*given, **named), Tensor):  # ``x.int()`` is one
                 return value
-            if name == "cpu" or any(str(one) == "cpu" for one in leaves if isinstance(one, str | torch.device)):
-                return tree_map(torch.clone, func(*given, **named))
+            if name == "cpu":
+                return given[0].clone()
             if name in SIZED or (name == "getitem" and any(map(_is_mask, leaves[1:]))):
-                values = func(*given, **named)
-                return _known(tree_map(partial(to_device, device=leaves[0].device), values), values)
+                return tree_map(partial(upload, device=leaves[0].device), func(*given, **named))
             found = func(*args, **kwargs)
-            return _known(found, func(*given, **named)) if all(map(_can_be, tree_leaves(found))) else found
+            return tree_map(_known, found, func(*given, **named)) if all(map(_can_be, tree_leaves(found))) else found
 
 
 def upload(value: Tensor, device: torch.device | str) -> Tensor:
     """A tensor of the CPU on a device; whole numbers on a GPU so that the CPU still knows them."""
     moved = to_device(value, device)
-    is_upload = type(value) is Tensor and value.device.type == "cpu" and moved.device.type == "cuda"
-    return _known(moved, value) if is_upload and _can_be(moved) else moved
+    return _known(moved, value) if type(value) is Tensor and value.device.type == "cpu" and _can_be(moved) else moved
 
 
-def _known(found: Any, values: Any) -> Any:
-    """Tensors of a GPU, one or several, with their values."""
-    if isinstance(found, list | tuple):
-        return type(found)(map(_known, found, values))
-    made: Any = found.as_subclass(Known)
+def _known(found: Any, values: Tensor) -> Known:
+    made: Known = found.as_subclass(Known)
     made.values, made.version = values, found._version
     return made
 
 
-def _can_be(found: Any) -> bool:
-    whole = isinstance(found, Tensor) and not found.is_floating_point() and not found.is_complex()
-    return whole and found.numel() <= LARGEST and not found.is_inference()  # tensors of inference have no version
+def _can_be(found: Tensor) -> bool:
+    whole = not found.is_floating_point() and not found.is_complex()
+    return whole and found.is_cuda and found.numel() <= LARGEST and not found.is_inference()  # which have no version
 
 
-def _is_known(value: Tensor) -> bool:
+def _is_known(value: Any) -> bool:
     return isinstance(value, Known) and value._version == value.version
 
 
 def _is_mask(value: Any) -> bool:
-    return isinstance(value, Known) and value.dtype == torch.bool and value.ndim > 0
+    return _is_known(value) and value.dtype == torch.bool and value.ndim > 0
 
 
 def _size(value: Any) -> Any:
-    return int(value.values) if isinstance(value, Known) and value.ndim == 0 and _is_known(value) else value
+    return int(value.values) if _is_known(value) and value.ndim == 0 else value
 
 
 def _on_cpu(value: Any) -> Any:
     """An argument of a function that runs on the CPU."""
     if isinstance(value, Known):
         return value.values
-    return "cpu" if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")) else value
+    return "cpu" if isinstance(value, torch.device) or str(value).startswith("cuda") else value
 
 
-def _places(index: Any) -> tuple[Any, ...]:
-    """An index with the places of masks instead of them, whose number the GPU would have to be asked for."""
-    places: list[Any] = []
-    for one in index if isinstance(index, tuple) else (index,):
-        # a mask that was expanded over channels has too many
-        if _is_mask(one) and _is_known(one) and one.values.is_contiguous():
-            places += [to_device(place, one.device) for place in one.values.nonzero(as_tuple=True)]
-        else:
-            places.append(one)
-    return tuple(places)
+def _places(index: Any) -> list[Any]:
+    """A part of an index; the places of a mask instead of it, whose number the GPU would have to be asked for."""
+    if not _is_mask(index) or not index.values.is_contiguous():  # one that was expanded over channels has too many
+        return [index]
+    return [to_device(place, index.device) for place in index.values.nonzero(as_tuple=True)]
