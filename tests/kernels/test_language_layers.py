@@ -11,6 +11,7 @@ from burnish.language import logprobs as head
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
 from burnish.language.logprobs import costs_of
+from burnish.language.model.forwards import settle_ties
 from burnish.language.model.known import Known, upload
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -187,3 +188,9 @@ def test_whole_numbers_that_the_cpu_knows_are_not_waited_for(name, gpu):
     ours = compute(*given)
     assert (gpu.count("sync") == waits) == is_known, gpu.lines("sync")
     assert torch.equal(ours.cpu(), theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
+
+
+def test_an_indexer_takes_the_first_of_equal_scores():
+    indexer = type("TinyIndexer", (torch.nn.Module,), {"forward": lambda self, scores: scores.topk(3, sorted=False)})()
+    settle_ties(indexer)
+    assert indexer(torch.tensor([[0.0, 1, 0, 0, 2, 0]] * 9)).indices.tolist() == [[4, 1, 0]] * 9

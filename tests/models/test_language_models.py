@@ -7,16 +7,10 @@ import pytest
 import torch
 import transformers
 
-from burnish.language.decoders import decode
-from burnish.language.logprobs import response_logprobs
-from burnish.language.model.capabilities import own_logprobs
 from burnish.language.model.universal import positions_within
-from burnish.language.sampling import Sampling
-from burnish.models.tiny import LANGUAGE, describe
-from tests.support.language_samples import encode_all, responses
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
-from tests.support.talkers import load, written
+from tests.support.talkers import written
 from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import burnish
 
@@ -122,23 +116,6 @@ def test_a_class_that_can_not_be_trained_is_refused(changing):
         return logits
 
     assert "there it is again" in changing(fails_at_last, reads_mask=True).train(status=2).message
-
-
-def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path):
-    model = load(written(tmp_path, describe("blt", LANGUAGE)))
-    assert len(model.layers(model.network)) == 1
-
-
-def test_an_indexer_chooses_the_same_tokens_in_any_batch(tmp_path):
-    """Many of the 8 tokens that are attended to have the score 0, as others have."""
-    model = load(written(tmp_path, describe("glm_moe_dsa", LANGUAGE)))
-    prompts, rows = encode_all(model, "llama"), [0, 0, 0]
-    sampled = decode(model, model.network, prompts, rows, rows, Sampling(max_new_tokens=16))
-    for found in (sampled, responses(model, prompts, rows, [9, 5, 16])):
-        own = own_logprobs(model, model.network, found, {})
-        padded = response_logprobs(model, model.network, found, temperature=1.0, layout="padded").logprob
-        torch.testing.assert_close(padded, own, rtol=0, atol=1e-4)
-        assert found is not sampled or (sampled.logprob - own).abs().max() < 1e-4
 
 
 def test_a_package_that_a_class_lacks_is_to_be_installed(unseen, files, monkeypatch):
