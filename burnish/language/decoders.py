@@ -381,7 +381,7 @@ def decode_by_class(
                 batch = [row for row in some if index[row] in place]
                 with outside_inference():
                     cached = Cached(model, network, model.paired(alike.select(group)))
-                    own = torch.tensor([place[index[row]] for row in batch], device=rows.device)
+                    own = model.forwards.upload(torch.tensor([place[index[row]] for row in batch]), rows.device)
                     cached.select(_with_members(own, model.members, len(group)))
                 _decode(cached, rows, batch, check_cancelled)
 
@@ -404,6 +404,7 @@ def _decode(cached: Cached, rows: DecodingRows, batch: list[int], check_cancelle
             if not live.size:
                 return
             with outside_inference():
-                cached.select(_with_members(unfinished, model.members, count))
+                kept = model.forwards.upload(unfinished.cpu(), rows.device)  # else masks are read for every token
+                cached.select(_with_members(kept, model.members, count))
         with outside_inference():
             cached.step(torch.cat([live.token[:, None]] * model.members))

@@ -389,12 +389,12 @@ class FirstOfEqual(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _topk(self, values: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        found = values.sort(dim=dim, descending=largest, stable=True)
+        ranked, places = values.sort(dim=dim, descending=largest, stable=True)
         count = min(k, self.most or k)
-        return torch.return_types.topk([one.narrow(dim, 0, count) for one in found])
+        return torch.return_types.topk((ranked.narrow(dim, 0, count), places.narrow(dim, 0, count)))
 
 
-FIRST = FirstOfEqual()
+FIRST: Any = FirstOfEqual()
 
 
 def indexers(network: nn.Module) -> list[nn.Module]:
