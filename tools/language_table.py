@@ -153,8 +153,8 @@ CANNOT = (
     ),
     (
         "^Glm5Next",
-        "an indexer chooses pools of tokens. Tried so, it was exact in float32; in bfloat16 rounding chose others, and it "
-        "was refused",
+        "an indexer chooses pools of tokens: tried so, it was exact in float32, and refused in bfloat16, as rounding "
+        "chose others",
     ),
     ("^(DeepseekOcr2|UnlimitedOcr)", "their towers take images of 768 and 1,024 pixels a side alone"),
     ("^(Mllama|Emu3)ForCausalLM", "the decoder of a class that has a row, as which its folder is loaded"),

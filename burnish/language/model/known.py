@@ -41,7 +41,7 @@ class Known(Tensor):
     are: the GPU has the same numbers. One that was written to is read from the GPU.
     """
 
-    values: Tensor
+    numbers: Tensor
     version: int  # of the tensor that has these values
 
     @classmethod
@@ -76,9 +76,9 @@ def upload(value: Tensor, device: torch.device | str) -> Tensor:
     return _known(moved, value) if type(value) is Tensor and value.device.type == "cpu" and _can_be(moved) else moved
 
 
-def _known(found: Any, values: Tensor) -> Known:
+def _known(found: Any, numbers: Tensor) -> Known:
     made: Known = found.as_subclass(Known)
-    made.values, made.version = values, found._version
+    made.numbers, made.version = numbers, found._version
     return made
 
 
@@ -96,18 +96,18 @@ def _is_mask(value: Any) -> bool:
 
 
 def _size(value: Any) -> Any:
-    return int(value.values) if _is_known(value) and value.ndim == 0 else value
+    return int(value.numbers) if _is_known(value) and value.ndim == 0 else value
 
 
 def _on_cpu(value: Any) -> Any:
     """An argument of a function that runs on the CPU."""
     if isinstance(value, Known):
-        return value.values
+        return value.numbers
     return "cpu" if isinstance(value, torch.device) or str(value).startswith("cuda") else value
 
 
 def _places(index: Any) -> list[Any]:
     """A part of an index; the places of a mask instead of it, whose number the GPU would have to be asked for."""
-    if not _is_mask(index) or not index.values.is_contiguous():  # one that was expanded over channels has too many
+    if not _is_mask(index) or not index.numbers.is_contiguous():  # one that was expanded over channels has too many
         return [index]
-    return [to_device(place, index.device) for place in index.values.nonzero(as_tuple=True)]
+    return [to_device(place, index.device) for place in index.numbers.nonzero(as_tuple=True)]
