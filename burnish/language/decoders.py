@@ -23,6 +23,7 @@ from burnish.language.model.forwards import Inputs, caching, outside_inference
 from burnish.language.model.universal import LanguageModel
 from burnish.language.routing import Routers
 from burnish.language.sampling import IDLE, DecodingRows, Ended, Live, Sampling, Turn
+from burnish.types.batch import to_device
 from burnish.types.completion import Completion, Encoded, Features, PartialResponse
 
 PREFILL = 8192  # prompt tokens per forward pass
@@ -272,18 +273,19 @@ class FastDecoder:
         begun = [self._begun(prompt) for prompt in batch]
         skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
         ids = torch.cat([own[n:] for own, n in zip(chosen.ids, skipped, strict=True)])
-        slots = torch.isin(ids, self.model.placeholders).to(self.device)
+        decoder, forwards = self.model.text(self.network), self.model.forwards
+        slots = forwards.upload(torch.isin(ids, self.model.placeholders), self.device)
         features = [own for _, own in begun if own.tensors]
-        decoder = self.model.text(self.network)
-        embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
+        with outside_inference():
+            embedded = forwards.embed(self.network, decoder, forwards.upload(ids, self.device), slots, features)
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
         before = Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
         starts = accumulate(chosen.lengths, initial=0)
         segments = [Segment(start, length) for start, length in zip(starts, chosen.lengths, strict=False)]
         plan = Plan(segments, device=self.device)
-        positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
+        positions = to_device(positions[:, None] if self.model.axes > 1 else positions, self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
-        last = torch.tensor(rest, device=self.device).cumsum(0) - 1
+        last = to_device(torch.tensor(rest).cumsum(0) - 1, self.device)
         prefill = bind(
             self.layers.prefill, embedded.tokens, positions, plan, embedded.slots, embedded.deep, last, before
         )
@@ -379,7 +381,7 @@ def decode_by_class(
                 batch = [row for row in some if index[row] in place]
                 with outside_inference():
                     cached = Cached(model, network, model.paired(alike.select(group)))
-                    own = torch.tensor([place[index[row]] for row in batch], device=rows.device)
+                    own = model.forwards.upload(torch.tensor([place[index[row]] for row in batch]), rows.device)
                     cached.select(_with_members(own, model.members, len(group)))
                 _decode(cached, rows, batch, check_cancelled)
 
@@ -402,6 +404,7 @@ def _decode(cached: Cached, rows: DecodingRows, batch: list[int], check_cancelle
             if not live.size:
                 return
             with outside_inference():
-                cached.select(_with_members(unfinished, model.members, count))
+                kept = model.forwards.upload(unfinished.cpu(), rows.device)  # else masks are read for every token
+                cached.select(_with_members(kept, model.members, count))
         with outside_inference():
             cached.step(torch.cat([live.token[:, None]] * model.members))

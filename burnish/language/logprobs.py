@@ -118,15 +118,15 @@ def packed_states(
     free = torch.cat([torch.ones(sum(prompts.lengths), dtype=torch.bool), ~said])
     positions = torch.cat([*prompts.positions, completion.positions.transpose(1, 2)[real].T], 1)
     features = [one for one in [*prompts.features, *completion.features] if one.tensors]
-    device, decoder = next(network.parameters()).device, model.text(network)
-    slots = to_device(torch.isin(ids, model.placeholders) & free, device)
-    embedded = model.forwards.embed(network, decoder, to_device(ids, device), slots, features)
+    device, decoder, upload = next(network.parameters()).device, model.text(network), model.forwards.upload
+    slots = upload(torch.isin(ids, model.placeholders) & free, device)
+    embedded = model.forwards.embed(network, decoder, upload(ids, device), slots, features)
     split = Split(context, chunks(len(source), context.size))
     replay: AbstractContextManager[None] = nullcontext()
     if routers is not None:
         experts = experts_of(completion, prompts.lengths, owner.tolist())
         replay = routers.replayed(None if experts is None else to_device(experts[source[split.own]], device))
-    source = to_device(source[split.own], device)
+    source = upload(source[split.own], device)
     positions = to_device(positions, device)[:, source]
     with replay:
         states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device, split=split))

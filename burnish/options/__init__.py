@@ -153,7 +153,8 @@ class OptimizerOptions(AdamWOptions):
         if section is None:  # of a network that this run has not
             return []
         steps, updates, ranks, optimizer = run.optimizer_steps, self.schedule_updates, run.ranks, self.optimizer
-        packed = run.quantized is not None  # every process holds all weights, as one does
+        # quantized: every process holds all weights, as one does
+        packed, total = run.quantized is not None, run.schedule_steps(self)
         return [
             *super().contradictions(run),
             (
@@ -168,6 +169,11 @@ class OptimizerOptions(AdamWOptions):
                 self.warmup_steps >= steps,
                 f"{section}.warmup_steps is {self.warmup_steps}, but the run has only {steps} optimizer steps: "
                 f"{section}.lr is never reached; warm up for fewer",
+            ),
+            (
+                0 < self.warmup_steps < 1 and self.warmup_steps * total < 1,
+                f"{section}.warmup_steps is {self.warmup_steps} of {total} optimizer steps, which is less than one: "
+                "nothing would be warmed up; give a number of steps, or 0",
             ),
             (
                 self.decays and (updates or run.steps) < run.steps,

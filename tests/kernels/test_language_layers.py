@@ -11,6 +11,8 @@ from burnish.language import logprobs as head
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
 from burnish.language.logprobs import costs_of
+from burnish.language.model.forwards import settle_ties
+from burnish.language.model.known import Known, upload
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
 
@@ -160,3 +162,35 @@ def test_images_are_seen_whole(gpu):
         torch.testing.assert_close(theirs[0][:, a:b], expected, rtol=2e-2, atol=2e-2)
     ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=gpu.put(ends))
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+KNOWN = {  # of grids [3, 3] and ids [7]: what a class computes of whole numbers, and whether the CPU still knows it
+    "patches": (lambda grid, ids, x: torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).cumsum(0), True),
+    "sizes": (lambda grid, ids, x: [tuple(map(int, one)) for one in grid] + (grid.prod(-1) // 4).tolist(), True),
+    "longest": (lambda grid, ids, x: (grid[1:] - grid[:-1]).int().abs().max().item(), True),
+    "view": (lambda grid, ids, x: x.new_ones(grid[0, 0], 7).view(-1, grid[0].sum() - 4), True),
+    "slots": (lambda grid, ids, x: x[ids == 5], True),
+    "filled": (lambda grid, ids, x: x.index_put((ids == 5,), x[0]) * (ids > 5)[:, None].expand_as(x), True),
+    "written": (lambda grid, ids, x: (ids.add_(1), ids.tolist())[1], False),
+    "first of equal": (lambda grid, ids, x: grid.view(-1).max(0).values.item(), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_whole_numbers_that_the_cpu_knows_are_not_waited_for(name, gpu):
+    compute, is_known = KNOWN[name]
+    grid, ids = torch.tensor([[1, 4, 6], [2, 4, 4], [1, 2, 8]]), torch.tensor([3, 5, 5, 7, 5, 2, 5])
+    x = torch.arange(21.0).view(7, 3)
+    theirs = compute(grid, ids.clone(), x)
+    given = upload(grid, "cuda:0"), upload(ids, "cuda:0"), gpu.put(x)
+    assert isinstance(given[0], Known)
+    waits = gpu.count("sync")
+    ours = compute(*given)
+    assert (gpu.count("sync") == waits) == is_known, gpu.lines("sync")
+    assert torch.equal(ours.cpu(), theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
+
+
+def test_an_indexer_takes_the_first_of_equal_scores():
+    indexer = type("TinyIndexer", (torch.nn.Module,), {"forward": lambda self, scores: scores.topk(3, sorted=False)})()
+    settle_ties(indexer)
+    assert indexer(torch.tensor([[0.0, 1, 0, 0, 2, 0]] * 9)).indices.tolist() == [[4, 1, 0]] * 9

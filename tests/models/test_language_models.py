@@ -10,7 +10,7 @@ import transformers
 from burnish.language.model.universal import positions_within
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
-from tests.support.talkers import load, written
+from tests.support.talkers import written
 from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import burnish
 
@@ -116,15 +116,6 @@ def test_a_class_that_can_not_be_trained_is_refused(changing):
         return logits
 
     assert "there it is again" in changing(fails_at_last, reads_mask=True).train(status=2).message
-
-
-def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path):
-    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
-    parts = {f"{name}_config": {**part, "hidden_size_global": 32} for name in ("encoder", "decoder")}
-    hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
-    config = {**parts, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
-    model = load(written(tmp_path, name="blt", kind="BltForCausalLM", config=config))
-    assert len(model.layers(model.network)) == 1
 
 
 def test_a_package_that_a_class_lacks_is_to_be_installed(unseen, files, monkeypatch):

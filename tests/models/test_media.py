@@ -15,15 +15,16 @@ from transformers.utils import is_torchvision_available, is_torchvision_v2_avail
 
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Audio, Shown, Video
+from burnish.language.model.capabilities import own_logprobs
 from burnish.models import processors as ours
 from burnish.types.completion import Encoded
 from tests.support.language_samples import model_of, responses
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
 from tests.support.sounds import sound_file, tone
-from tests.support.talkers import written
+from tests.support.talkers import load, written
 from tests.support.tiny_language import chat, film, noise_image
-from tests.support.universal import TINY, load_universal, own_logprobs, universal_folder, universal_model
+from tests.support.universal import TINY, universal_folder, universal_model
 
 WITHOUT = pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
 
@@ -96,7 +97,7 @@ def test_short_sounds_are_heard_alike_beside_longer_ones():
     model = universal_model("qwen3_omni_moe_thinker")
     prompts = Encoded.cat([heard(model, seconds) for seconds in (0.15, 0.6, 0.95, 2.2)])
     completion = responses(model, prompts, range(4), [4] * 4)
-    wanted = own_logprobs(model, completion, 1.0)
+    wanted = own_logprobs(model, model.network, completion, model.capabilities.fill)
     for layout in ("padded", "packed", "auto"):
         with torch.no_grad():
             found = response_logprobs(model, model.network, completion, temperature=1.0, layout=layout).logprob
@@ -111,7 +112,7 @@ def test_short_sounds_are_heard_alike_beside_longer_ones():
     ("qwen2_audio", {"parts": {"feature_extractor": ("WhisperFeatureExtractor", {"feature_size": 32})}}, "1, 32"),
 ])  # fmt: skip
 def test_a_processor_that_does_not_go_with_the_model_is_refused_with_the_first_media(name, change, says, tmp_path):
-    model = load_universal(written(tmp_path, TINY[name], **change))
+    model = load(written(tmp_path, TINY[name], **change))
     assert len(model.encode(*chat("Hello")).ids[0]) > 1
     with pytest.raises(ValueError, match=says):
         heard(model) if name == "qwen2_audio" else model.encode(*chat("What?", noise_image(0)))
@@ -138,7 +139,7 @@ def test_a_processor_in_files_of_its_parts_gives_the_same_tensors(name, tmp_path
     found = []
     for change in (lambda: None, lambda: split(folder)):
         change()
-        found.append(load_universal(folder).encode(*chat("a ", noise_image(0), " b ", noise_image(1))))
+        found.append(load(folder).encode(*chat("a ", noise_image(0), " b ", noise_image(1))))
     one, other = found
     assert one.ids[0].tolist() == other.ids[0].tolist()
     assert all(torch.equal(value, other.features[0].tensors[key]) for key, value in one.features[0].tensors.items())
@@ -157,7 +158,7 @@ def test_a_class_that_is_no_processor_is_refused(name, key, named, tmp_path):
     (about if key in about else about["video_processor"])[key] = named
     (folder / "processor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=named[:12]):
-        load_universal(folder)
+        load(folder)
 
 
 @WITHOUT
@@ -179,7 +180,7 @@ def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tm
     video = json.loads((folder / "processor_config.json").read_text())["video_processor"]
     video |= {"video_processor_type": "Ernie4_5_VLMoeVideoProcessor", "draw_on_frames": False}
     changed(folder / "processor_config.json", video_processor=video)
-    assert load_universal(folder).encode(*chat("a ", noise_image(0))).features[0].tensors
+    assert load(folder).encode(*chat("a ", noise_image(0))).features[0].tensors
 
 
 def test_what_stands_in_for_torchvision_does_as_it_does():

@@ -14,6 +14,7 @@ from burnish.config import load
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.options import ModelOptions
 from burnish.language.decoders import decode
+from burnish.language.logprobs import response_logprobs
 from burnish.language.model.loading import load_language_model
 from burnish.language.sampling import Sampling
 from burnish.models.tiny import describe
@@ -128,10 +129,14 @@ def test_tokens_are_replayed_at_the_addresses_they_were_captured_with(family: st
                 before = Counter({kind: gpu.count(kind) for kind in ("replay", "sync")})
                 sample(tokens, 64, min_new_tokens=tokens)
                 counts[tokens] = {kind: gpu.count(kind) - number for kind, number in before.items()}
+            before = gpu.count("sync")
+            response_logprobs(model, model.network, found[device], temperature=1.0)
+            learning = gpu.count("sync") - before
     assert torch.equal(found["cuda"].ids, found["cpu"].ids)
     assert torch.equal(found["cuda"].finished, found["cpu"].finished)
     torch.testing.assert_close(found["cuda"].logprob, found["cpu"].logprob, rtol=0, atol=1e-5)
     assert len(set(found["cpu"].length.tolist())) > 3, "all end alike"
+    assert learning <= (0 if family == "llama" else 20), gpu.lines("sync")  # indices that its class has on the CPU
     further = {kind: number - counts[FEW][kind] for kind, number in counts[FEW + 64].items()}
     assert further["sync"] <= 64 / 8
     assert further["replay"] >= 2 * 64 - 4, "shapes change in between"

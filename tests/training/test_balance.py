@@ -10,9 +10,10 @@ from burnish.language.roles import Balance
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK
 from burnish.types.completion import UNROUTED
+from tests.support import talkers
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
-from tests.support.universal import load_universal, universal_folder
+from tests.support.universal import universal_folder
 
 REPLAYED = ["model.dtype=bfloat16", "rollout.router_replay=true", "rollout.max_new_tokens=16"]
 SELDOM = seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])
@@ -38,7 +39,7 @@ def test_no_layout_changes_it(laid_out, files):
 
 @pytest.mark.parametrize("name", ["llama4_text", *seldom("jetmoe", "hunyuan_v1_moe", "minimax")])
 def test_logits_of_routers_are_those_that_the_class_records(name):
-    network = load_universal(universal_folder(name)).network
+    network = talkers.load(universal_folder(name)).network
     Balance({"policy": network}, 1.0)._router_logits = seen = []
     recorded = network(torch.arange(8)[None], output_router_logits=True).router_logits
     assert torch.equal(torch.cat(seen), torch.cat(recorded).flatten(0, -2))

@@ -15,9 +15,10 @@ from burnish.language.decoders import CacheKind, decode, further
 from burnish.language.logprobs import WITHOUT_PADDING, Layout, paired, response_logprobs, scores_of_logits
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.forwards import conversations, samples, switch
+from burnish.language.model.known import upload
 from burnish.language.model.universal import LanguageModel
 from burnish.language.sampling import Sampling
-from burnish.types.batch import Gathered
+from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
 
@@ -101,7 +102,11 @@ def check(model: LanguageModel) -> Capabilities:
             f"{differences[what]}); give another model"
         )
 
-    if not agrees("one row", known, partial(_scored, model, "padded")):
+    for way in (upload, to_device):  # the CPU knows whole numbers on the GPU too, if the class allows it
+        model.forwards.upload = way
+        if agrees("one row", known, partial(_scored, model, "padded")):
+            break
+    else:
         raise refusal("one row")
     padded = (replace(known, padded=True, mixes=mixes) for mixes in (True, False))
     alone = replace(known, mixes=False)
@@ -270,7 +275,7 @@ def any_responses(model: LanguageModel) -> Completion:
 def window_of(config: Any) -> int:
     """The smallest window or chunk that a configuration names; 1 if there is none."""
     values = config.get_text_config().to_dict()
-    named = [values.get(name) for name in ("sliding_window", "attention_chunk_size")]
+    named = [values.get(name) for name in ("sliding_window", "attention_chunk_size", "index_block_size")]
     return min((int(value) for value in named if value), default=1)
 
 
@@ -292,6 +297,7 @@ def own_logits(model: LanguageModel, network: Any, completion: Completion, fill:
     for row, length in enumerate(rows.length.tolist()):
         inputs = model.forwards.inputs(network, texts.select([row]))
         inputs.pop("position_ids", None)
+        inputs = {name: value.as_subclass(Tensor) for name, value in inputs.items()}
         with torch.no_grad():
             out, _ = model.forwards.call(network, inputs | {"use_cache": False}, logits="all")
         found.append(out.logits[0, prompts[row] - 1 :][:length].float())

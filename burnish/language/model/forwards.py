@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from burnish.language.attention import Plan, attend
 from burnish.language.logprobs import ResponseStates
@@ -194,6 +195,7 @@ class Forwards:
     ) -> None:  # fmt: skip
         self.collation, self.embed_ids, self.pad, self.compute = collation, embed, pad, compute
         self.accepted = frozenset(accepted(type(network)))
+        self.upload: Callable[[Tensor, torch.device], Tensor] = to_device
 
     def inputs(self, network: Any, rows: Encoded, *, side: Literal["left", "right"] = "right") -> Inputs:
         """Arguments of a forward, with the class's own positions."""
@@ -220,7 +222,7 @@ class Forwards:
         device = next(network.parameters()).device
         # Reformer has no positions
         given = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
-        inputs = {name: to_device(value, device) for name, value in given.items()}
+        inputs = {name: self.upload(value, device) for name, value in given.items()}
         return inputs | {name: value.to(network.dtype) for name, value in inputs.items() if value.is_floating_point()}
 
     def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:
@@ -366,6 +368,40 @@ def caching(network: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = True
+
+
+class FirstOfEqual(TorchFunctionMode):
+    """Of equal numbers ``topk`` takes the first; which one it takes otherwise depends on the shape of the batch.
+
+    Indexers of sparse attention give many tokens the score 0 (DeepSeek-V3.2, arXiv:2512.02556, equation 1: ReLU).
+    """
+
+    most: int | None = None  # that are taken; fewer than the indexer asks for while a class is tried
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "topk":
+            func = self._topk
+        return func(*args, **(kwargs or {}))
+
+    def _topk(self, values: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        ranked, places = values.sort(dim=dim, descending=largest, stable=True)
+        count = min(k, self.most or k)
+        return torch.return_types.topk((ranked.narrow(dim, 0, count), places.narrow(dim, 0, count)))
+
+
+FIRST: Any = FirstOfEqual()
+
+
+def indexers(network: nn.Module) -> list[nn.Module]:
+    """What chooses the tokens that are attended to."""
+    return [module for module in network.modules() if type(module).__name__.endswith("Indexer")]
+
+
+def settle_ties(network: nn.Module) -> None:
+    """Have a network's indexers choose the first of tokens with equal scores."""
+    for module in indexers(network):
+        module.register_forward_pre_hook(lambda *_: FIRST.__enter__() and None)
+        module.register_forward_hook(lambda *_: FIRST.__exit__(None, None, None), always_call=True)
 
 
 DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of images to what is called flash

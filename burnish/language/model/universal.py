@@ -147,8 +147,19 @@ class LanguageModel:
     def checked(self) -> Capabilities:
         """What it can do, as compared with its class; see ``capabilities``."""
         from burnish.language.model.capabilities import check
+        from burnish.language.model.forwards import FIRST, indexers
 
-        return check(self)
+        # one token, so that prompts that are tried are long enough for an indexer to leave some out
+        FIRST.most = 1 if indexers(self.network) else None
+        try:
+            return check(self)
+        except UserError:
+            if FIRST.most is None:
+                raise
+            FIRST.most = None  # in half precision rounding may choose another
+            return check(self)
+        finally:
+            FIRST.most = None
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
@@ -165,6 +176,8 @@ class LanguageModel:
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
 
+        from burnish.language.model.forwards import settle_ties
+
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{path} is an encoder with a decoder; Burnish trains decoders: give another model")
@@ -176,7 +189,9 @@ class LanguageModel:
                 f"{path} has model_type {config.model_type}, for which transformers has no model that writes text; "
                 "give a language model"
             )
-        return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
+        network = load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
+        settle_ties(network)
+        return network
 
     # Text
 

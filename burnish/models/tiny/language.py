@@ -118,7 +118,9 @@ def processor_of(tiny: TinyLanguage, tokenizer: Any) -> Any:
     """Its processor, for a model that reads more than text."""
     parts = {name: _part_class(named)(**config) for name, (named, config) in tiny.parts.items()}
     kind = class_without_torchvision(tiny.processor)
-    return kind(**parts, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **tiny.values)
+    processor = kind(**parts, tokenizer=tokenizer, **tiny.values)
+    processor.chat_template = tokenizer.chat_template  # which some don't take as an argument (Chameleon)
+    return processor
 
 
 def _part_class(named: str) -> Any:
