@@ -350,7 +350,7 @@ class PipelineModel(LoadedPipeline):
             check_steps(self, full, guidance)
             check_samples(self, full, guidance)
             if guidance > 1:
-                with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
+                with suppress(UserError), explained(self):  # what needs no guidance is checked by itself
                     check_samples(self, full, 1.0)
             check_arguments(self, full, guidance)
         self._verified.add(way)
