@@ -365,6 +365,9 @@ class FlowAssembly(Assembly):
             if self.config.validates:  # nor those of validations
                 self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))
         super().check()
+        if isinstance(model := self.roles.model, LoadedPipeline) and model.own and self.config.model.lora is None:
+            for name, network in model.networks.items():
+                model.check_export(name, network.state_dict().keys())
         asked = [(role.model, role.guidance) for role in self.roles.teachers]
         asked += [(self.roles.model, scale or 1.0) for scale in [*self.guidances.values()][len(asked) :]]
         for option, (model, scale) in zip(self.guidances, asked, strict=True):

@@ -292,20 +292,36 @@ class LoadedPipeline:
                         network.unload_lora()
         self.network.requires_grad_(False)
 
+    def check_export(self, name: str, weights: Collection[str]) -> Any:
+        """A network of its class and configuration, without values, for these weights.
+
+        Raises:
+            UserError: it lacks one of them.
+        """
+        trained, writes = self.networks[name], name == self.writer
+        kind = type(trained)
+        with torch.device("meta"):
+            plain = kind(trained.config) if writes else kind.from_config(dict(trained.config))
+        if added := sorted(set(weights) - plain.state_dict().keys()):
+            raise UserError(
+                f"a {self.class_name} adds weights to its {name} ({added[0]}), which a {kind.__name__} doesn't read again "
+                "from a folder: train an adapter (model.lora) and export that (--format lora), or name a class of your "
+                "package that has them in model_index.json"
+            )
+        if writes:
+            plain.generation_config = trained.generation_config
+        else:
+            plain.register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
+        return plain
+
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the full pipeline with other weights of the networks, as diffusers' ``from_pretrained`` reads it."""
         plain = {}
-        for name, trained in self.networks.items():
+        for name in self.names:
             mark = f"{name}." if len(self.names) > 1 else ""
             own = {key.removeprefix(mark): value for key, value in weights.items() if key.startswith(mark)}
-            kind, writes = type(trained), name == self.writer
-            with torch.device("meta"):
-                plain[name] = kind(trained.config) if writes else kind.from_config(dict(trained.config))
+            plain[name] = self.check_export(name, own)
             plain[name].load_state_dict(own, assign=True)
-            if writes:
-                plain[name].generation_config = trained.generation_config
-            else:
-                plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
         with quietly():
