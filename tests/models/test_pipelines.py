@@ -202,6 +202,7 @@ REFUSED = {  # what is named beside the class
     unseen.BrokenPipeline: ["KeyError", "'offset'", "unseen.py"],
     unseen.OddPainter: ["painter", "SimpleNamespace"],
     unseen.AgainPipeline: ["again after its first steps"],
+    unseen.FixedPipeline: ["num_inference_steps is 4", "takes 3"],
     unseen.PiecesPipeline: ["painter nowhere as a whole"],
 }
 

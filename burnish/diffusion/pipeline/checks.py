@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from burnish.diffusion.pipeline.arguments import LEVELS, STEPS
 from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
 from burnish.diffusion.pipeline.runs import EncoderCache, RecordedRun
@@ -93,8 +94,15 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
 
     Raises:
         Unsupported: a step differs.
+        UserError: another number of steps is asked for than the pipeline takes by itself.
     """
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
+    taken = len(program.table.times) - 1
+    if STEPS not in model.arguments.parameters and taken != request.steps:
+        raise UserError(
+            f"{STEPS} is {request.steps}, but a {model.class_name} is told no number of steps, and takes {taken}: set it "
+            f"to {taken}, or give it other {' or '.join(LEVELS)} in rollout.call, if it takes them"
+        )
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
     run.drop_unread()
