@@ -194,7 +194,6 @@ def test_images_of_another_range_or_form_are_the_same(kind, unseen_run):
 
 REFUSED = {  # what is named beside the class
     unseen.TwicePipeline: ["decrease"],
-    unseen.RowsPipeline: ["2 rows for one sample"],
     unseen.OwnSchedulerPipeline: ["its own scheduler"],
     unseen.LayersPipeline: ["2 images"],
     unseen.MomentumPipeline: ["momentum"],
@@ -215,7 +214,7 @@ def test_pipelines_that_step_or_return_otherwise_are_refused(kind, unseen_run):
     assert [word for word in [*REFUSED[kind], "UnseenPipeline" if odd else kind.__name__] if word not in told] == []
 
 
-@pytest.mark.parametrize("kind", [unseen.LatePipeline, unseen.BranchingPipeline])
+@pytest.mark.parametrize("kind", [unseen.LatePipeline, unseen.BranchingPipeline, unseen.RowsPipeline])
 def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run):
     run = unseen_run(kind, "rollout.num_inference_steps=8")
     run.train("steps=1")
