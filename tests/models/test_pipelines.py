@@ -34,11 +34,15 @@ def test_diffusers_alone_draws_the_same(name, guidance):
     torch.testing.assert_close(drawn, ours.alone(texts, x), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("zeros", [True, False])
-def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alone_draws_it(zeros, tmp_path):
-    """It takes zeros then, unless its model_index.json says otherwise: not what an empty text is encoded to."""
-    path = shutil.copytree(folder_of("sdxl"), tmp_path / "sdxl")
-    changed(path / "model_index.json", force_zeros_for_empty_prompt=zeros)
+@pytest.mark.parametrize(("name", "file", "other"), [
+    # without a negative prompt it takes zeros, or what an empty text is encoded to
+    *(("sdxl", "model_index.json", {"force_zeros_for_empty_prompt": zeros}) for zeros in (True, False)),
+    # as in the pipelines of Cosmos, noise is added to samples where levels go beyond 1
+    ("sd3", "scheduler/scheduler_config.json", {"use_karras_sigmas": True, "sigma_max": 80.0, "sigma_min": 0.01}),
+])  # fmt: skip
+def test_with_other_settings_diffusers_alone_draws_the_same(name, file, other, tmp_path):
+    path = shutil.copytree(folder_of(name), tmp_path / name)
+    changed(path / file, **other)
     ours = Generator(path, guidance=5.0, negative="", rollout={"height": 32, "width": 32})
     asked = ours.asked("a red fox")
     x = ours.start(asked)
@@ -274,6 +278,14 @@ def test_guidance_of_teachers_and_of_the_untrained_model_is_refused_where_it_cha
     teacher = "algorithm.teachers=[{guidance_scale: 3}]"
     refused(files, "dreamlite-mobile", "algorithm=distill", teacher, names=["teachers[0].guidance_scale is 3"])
     refused(files, "flux2", "algorithm=crd", "algorithm.kl_guidance=3", names=["kl_guidance is 3.0"])
+
+
+def test_a_call_that_fails_without_guidance_is_drawn_from_with_it():
+    """HunyuanDiT's with perturbed attention, in diffusers 0.42."""
+    ours = Generator("hunyuan-dit-pag", guidance=3.0, rollout={"call": {"use_resolution_binning": False}})
+    asked = ours.asked(TEXTS[0])
+    with pytest.raises(ValueError, match="HunyuanDiTPAGPipeline can't be drawn from"):
+        ours.verify(asked, 1.0)
 
 
 @pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2-hdr"])

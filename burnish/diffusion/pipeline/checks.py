@@ -118,11 +118,6 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
             continue
         if k == 0 and len(steps) > 1 and model.noised(request) is not None:
             continue  # what a pipeline keeps of an image may be noise until then
-        if run.rows > 1:
-            raise Unsupported(
-                f"its scheduler steps {run.rows} rows for one sample, such as frames one by one, so that these are not "
-                "the state that its network reads; choose a pipeline that steps a sample as one"
-            )
         raise Unsupported(
             f"its step {k + 1} of {len(steps)} does something else than the same step by itself: it depends on "
             "more than the state, the time and the prompt, such as momentum of guidance or noise drawn in each step "
