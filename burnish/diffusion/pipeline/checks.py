@@ -100,8 +100,8 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     taken = len(program.table.times) - 1
     if STEPS not in model.arguments.parameters and taken != request.steps:
         raise UserError(
-            f"{STEPS} is {request.steps}, but a {model.class_name} is told no number of steps, and takes {taken}: set it "
-            f"to {taken}, or give it other {' or '.join(LEVELS)} in rollout.call, if it takes them"
+            f"{STEPS} is {request.steps}, but a {model.class_name} is told no number of steps, and takes {taken}: set "
+            f"it to {taken}, or give other {' or '.join(LEVELS)} in rollout.call, if it takes them"
         )
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)

@@ -304,9 +304,9 @@ class LoadedPipeline:
             plain = kind(trained.config) if writes else kind.from_config(dict(trained.config))
         if added := sorted(set(weights) - plain.state_dict().keys()):
             raise UserError(
-                f"a {self.class_name} adds weights to its {name} ({added[0]}), which a {kind.__name__} doesn't read again "
-                "from a folder: train an adapter (model.lora) and export that (--format lora), or name a class of your "
-                "package that has them in model_index.json"
+                f"a {self.class_name} adds weights to its {name} ({added[0]}), which a {kind.__name__} doesn't read "
+                "again from a folder: train an adapter (model.lora) and export that (--format lora), or name a class "
+                "of your package that has them in model_index.json"
             )
         if writes:
             plain.generation_config = trained.generation_config
