@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.diffusion.pipeline.arguments import LEVELS, STEPS
-from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
 from burnish.diffusion.pipeline.runs import EncoderCache, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
@@ -194,7 +194,7 @@ class ComparedRun(RecordedRun):
         self.questions.append(question)
         count = len(self.questions)
         if self._other and not alike(self._other.questions[count - 1 : count], [question]):
-            raise EncodersDone
+            raise RunDone
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if not self.trace.varies(arguments):
@@ -203,7 +203,7 @@ class ComparedRun(RecordedRun):
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         if not self.forwards.knows(call):
-            raise EncodersDone
+            raise RunDone
         return super().blank(network, call)
 
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
@@ -234,7 +234,7 @@ def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> No
     own = run.found(model, given, tape) if others else None
     for option, (other, own_tape, beside) in others.items():
         same = other == given
-        with suppress(Exception, EncodersDone):  # which the argument avoids, or another call
+        with suppress(Exception, RunDone):  # which the argument avoids, or another call
             same = same or alike(own, ComparedRun(model, beside).found(model, other, own_tape))
         if same:
             told = f"{option}, but a {type(model.pipeline).__name__} draws {full.prompts[0].text!r:.80} as without it"

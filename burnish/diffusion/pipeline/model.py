@@ -24,7 +24,7 @@ from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
 from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
-from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
@@ -38,7 +38,7 @@ from burnish.diffusion.pipeline.runs import (
     Runner,
 )
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
-from burnish.diffusion.pipeline.writing import Asked, Asking, Question, check_tokens, token_logprobs, write
+from burnish.diffusion.pipeline.writing import Asking, Question, check_tokens, token_logprobs, write
 from burnish.registry import register
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests, Streams
@@ -229,8 +229,8 @@ class PipelineModel(LoadedPipeline):
             with explained(self), torch.no_grad():
                 try:
                     self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
-                except Asked as found:
-                    return Question.of(self.networks[self.writer or ""], found.arguments)
+                except RunDone as done:
+                    return Question.of(self.networks[self.writer or ""], done.args[0])
                 raise Unsupported(
                     f"its {self.writer} writes nothing with these options; leave it out of model.networks, or turn it "
                     "on in rollout.call"
@@ -290,7 +290,7 @@ class PipelineModel(LoadedPipeline):
         try:
             for request, scale in product(later.each(), scales):
                 if total < KEPT and not self._is_encoded(request, scale):
-                    with suppress(EncodersDone):
+                    with suppress(RunDone):
                         total += self.program(request, scale).bytes
         finally:
             self.forwards.computes = True
@@ -405,7 +405,7 @@ class PipelineModel(LoadedPipeline):
         """What encoders give for a prompt, in their first so many results."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
-            with torch.no_grad(), suppress(EncodersDone), explained(self):
+            with torch.no_grad(), suppress(RunDone), explained(self):
                 self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 

@@ -164,21 +164,19 @@ def leave_out_unread_text(network: nn.Module) -> None:
             getattr(block, "context_pre_only", False)
             and type(getattr(attn, "processor", None)) is JointAttnProcessor2_0
         ):
-            own = attn.processor
-            attn.set_processor(ImageQueries())
-            if not _same(attn, own):
-                attn.set_processor(own)
+            if _same(attn, short := ImageQueries()):
+                attn.set_processor(short)
 
 
-def _same(attn: Any, own: Any) -> bool:
-    """Whether the attention of a block gives the same for the image by its present processor as by its ``own``."""
+def _same(attn: Any, other: Any) -> bool:
+    """Whether the attention of a block gives the same for the image by its processor as by another one."""
     weight = attn.to_q.weight
     if weight.is_meta:
         return True
     draw = torch.Generator().manual_seed(0)
     image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT))
     with torch.no_grad():
-        short, full = (run(attn, image, text)[0] for run in (attn.processor, own))
+        short, full = (run(attn, image, text)[0] for run in (other, attn.processor))
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())
 
 

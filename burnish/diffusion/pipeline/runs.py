@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.forwards import EncodersDone, Forwards
+from burnish.diffusion.pipeline.forwards import Forwards, RunDone
 from burnish.diffusion.pipeline.program import Value, numbers_in
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
@@ -324,7 +324,7 @@ class PipelineRun:
         """What an encoder gave."""
         self._left -= 1
         if not self._left:
-            raise EncodersDone
+            raise RunDone
         return result
 
     def placed(self, scheduler: Any) -> None:
