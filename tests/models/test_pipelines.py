@@ -186,9 +186,12 @@ def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
     assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in run.metrics) < 1e-5
 
 
-@pytest.mark.parametrize("kind", [unseen.SignedPipeline, unseen.PicturesPipeline, unseen.ArraysPipeline])
-def test_images_of_another_range_or_form_are_the_same(kind, unseen_run):
-    usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(kind)
+@pytest.mark.parametrize(
+    "kind", [unseen.SignedPipeline, unseen.PicturesPipeline, unseen.ArraysPipeline, unseen.ListedPipeline]
+)
+def test_images_and_times_of_another_range_or_form_are_the_same(kind, unseen_run):
+    between = "algorithm=diffusion_nft", "algorithm.times=uniform"  # between those of the schedule
+    usual, other = unseen_run(unseen.UnseenPipeline, *between), unseen_run(kind, *between)
     usual.train("steps=1")
     other.train("steps=1")
     for ours, theirs in zip(other.metrics, usual.metrics, strict=True):

@@ -72,7 +72,7 @@ class UnseenPipeline(DiffusionPipeline):
     ) -> Any:  # fmt: skip
         dots = torch.randn(1, side * side, 3, generator=generator)
         self.scheduler.set_timesteps(num_inference_steps)
-        for time in self.scheduler.timesteps:
+        for time in self.times():
             clean = (1 - time / 1000).expand(1)
             added = self.paint(self.read(prompt), dots, clean)
             if guidance_scale > 1:
@@ -81,6 +81,9 @@ class UnseenPipeline(DiffusionPipeline):
             dots = self.moved(-added, time, dots)
         images = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
         return self.shown(images)
+
+    def times(self) -> Any:
+        return self.scheduler.timesteps
 
     def paint(self, *given: Tensor, **named: Tensor) -> Tensor:
         return self.painter(*given, **named).added
@@ -152,6 +155,13 @@ class AgainPipeline(UnseenPipeline):
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
         self.scheduler.set_timesteps(len(self.scheduler.timesteps))
         return super().moved(velocity, time, dots)
+
+
+class ListedPipeline(UnseenPipeline):
+    """Reads its times as a list, which no operation on tensors shows."""
+
+    def times(self) -> Any:
+        return map(torch.tensor, self.scheduler.timesteps.tolist())
 
 
 class FixedPipeline(UnseenPipeline):

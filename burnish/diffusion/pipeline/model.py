@@ -23,7 +23,15 @@ from torch import Tensor, nn
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
+from burnish.diffusion.pipeline.checks import (
+    CLOSE,
+    TOGETHER,
+    check_arguments,
+    check_samples,
+    check_steps,
+    close,
+    refuse_guiders,
+)
 from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -115,6 +123,8 @@ class PipelineModel(LoadedPipeline):
         self._moving = (*self.names, *self.experts)  # networks whose outputs are no constants of a prompt
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
+        # whether steps at times between the pipeline's own are what a run at them is: it may read times unseen (tolist)
+        self._retimes: bool | None = None
         self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
         # checks run single rows, for which each block would be compiled once more
         self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
@@ -331,13 +341,18 @@ class PipelineModel(LoadedPipeline):
         """The velocity at a state [1, ...] of a prompt at a time."""
         with explained(self):
             program = self.program(request, guidance)
-        try:
-            return (yield from program.velocity(self._run.scheduler, x, time))
-        except ControlFlowChanged:
-            k = program.before(time)
+        k, scheduler = program.before(time), self._run.scheduler
+        anew = partial(self.program, request, guidance, time, (program.table, k))
+        if float(program.table.times[k]) != time and self._retimes is None:
+            with explained(self), suppress(ControlFlowChanged):
+                runs = program.velocity(scheduler, x, time), anew().velocity(scheduler, x, time, k)
+                self._retimes = close(*([call.leaves for call in next(run, [])] for run in runs), CLOSE)
+        if float(program.table.times[k]) == time or self._retimes is not False:
+            with suppress(ControlFlowChanged):
+                return (yield from program.velocity(scheduler, x, time))
         with explained(self):  # recorded anew, with this time in the place of its own
-            program = self.program(request, guidance, time, (program.table, k))
-        return (yield from program.velocity(self._run.scheduler, x, time, k))
+            program = anew()
+        return (yield from program.velocity(scheduler, x, time, k))
 
     def verify(self, conditioning: Requests, *, guidance: float) -> None:
         row = conditioning.select([0])

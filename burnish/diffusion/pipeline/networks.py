@@ -163,9 +163,9 @@ def leave_out_unread_text(network: nn.Module) -> None:
         if (
             getattr(block, "context_pre_only", False)
             and type(getattr(attn, "processor", None)) is JointAttnProcessor2_0
+            and _same(attn, short := ImageQueries())
         ):
-            if _same(attn, short := ImageQueries()):
-                attn.set_processor(short)
+            attn.set_processor(short)
 
 
 def _same(attn: Any, other: Any) -> bool:
