@@ -281,8 +281,9 @@ class FlowAssembly(Assembly):
         """Guidance of teachers, of the untrained model and of what is learnt, by option; None is the rollout's."""
         teachers = {f"algorithm.teachers[{i}].guidance_scale": one.guidance_scale
                     for i, one in enumerate(self.needs.teachers)}  # fmt: skip
-        own = {name: getattr(self.config.algorithm, name, None) for name in HELD}
-        own["name"] = 1.0 if self.needs.unguided else None
+        own = {name: getattr(self.config.algorithm, name, None) for name in HELD} | {
+            "name": 1.0 if self.needs.unguided else None
+        }
         return teachers | {f"algorithm.{name}": scale for name, scale in own.items() if scale is not None}
 
     def check_writer(self) -> None:

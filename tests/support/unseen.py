@@ -157,13 +157,6 @@ class AgainPipeline(UnseenPipeline):
         return super().moved(velocity, time, dots)
 
 
-class ListedPipeline(UnseenPipeline):
-    """Reads its times as a list, which no operation on tensors shows."""
-
-    def times(self) -> Any:
-        return map(torch.tensor, self.scheduler.timesteps.tolist())
-
-
 class FixedPipeline(UnseenPipeline):
     def __call__(self, prompt: str, guidance_scale: float = 2.0, generator: Any = None) -> Any:
         return super().__call__(prompt, 3, guidance_scale, generator=generator)
@@ -187,6 +180,9 @@ class PicturesPipeline(UnseenPipeline):
 
 
 class ArraysPipeline(UnseenPipeline):
+    def times(self) -> Any:  # as a list, which no operation on tensors shows
+        return map(torch.tensor, self.scheduler.timesteps.tolist())
+
     def shown(self, images: Tensor) -> Any:
         return {"images": images.permute(0, 2, 3, 1).numpy()}
 

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
     from burnish.types.rollout import Requests
 
-STEPS = "num_inference_steps"
-LEVELS = ("sigmas", "timesteps")  # arguments for the levels of noise themselves
-OURS = ("generator", STEPS, "output_type", "return_dict", "prompt", "negative_prompt", "latents", "height", "width",
-        "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
+OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
+        "height", "width", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
 IMAGES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
@@ -123,7 +121,7 @@ class Arguments:
         ]  # fmt: skip
         embedded = self.guidance != "guidance_scale" and "guidance_scale" in taken
         way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
-        ours = (*OURS, self.guidance, "self", *(LEVELS if STEPS in taken else ()))
+        ours = (*OURS, self.guidance, "self", *(("sigmas", "timesteps") if "num_inference_steps" in taken else ()))
         takes = ", ".join(key for key in taken if key not in ours)
         sizes = {name: getattr(rollout, name) for name in ("height", "width", "num_frames", "max_sequence_length")}
         rules: Rules = [
@@ -220,7 +218,7 @@ class Arguments:
         scale = guidance if guidance > 1 else self._unguided
         wanted: dict[str, Any] = {
             "prompt": prompt.text, "height": request.height, "width": request.width,
-            STEPS: request.steps, "output_type": "pt",
+            "num_inference_steps": request.steps, "output_type": "pt",
             self.guidance: [scale] * request.steps if self.guidance == SCHEDULED else scale, SOUND_GUIDANCE: scale,
             "negative_prompt": (prompt.negative or self._negative) if guided else None,
             CLASS: [int(prompt.text)] if prompt.text.strip().isdecimal() else None,

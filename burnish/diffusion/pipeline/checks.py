@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from burnish.diffusion.pipeline.arguments import LEVELS, STEPS
 from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
 from burnish.diffusion.pipeline.runs import EncoderCache, RecordedRun
@@ -98,10 +97,10 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     """
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
     taken = len(program.table.times) - 1
-    if STEPS not in model.arguments.parameters and taken != request.steps:
+    if "num_inference_steps" not in model.arguments.parameters and taken != request.steps:
         raise UserError(
-            f"{STEPS} is {request.steps}, but a {model.class_name} is told no number of steps, and takes {taken}: set "
-            f"it to {taken}, or give other {' or '.join(LEVELS)} in rollout.call, if it takes them"
+            f"num_inference_steps is {request.steps}, but a {model.class_name} is told no number of steps, and takes "
+            f"{taken}: set it to {taken}, or give other sigmas or timesteps in rollout.call, if it takes them"
         )
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
@@ -200,11 +199,6 @@ class ComparedRun(RecordedRun):
         if not self.trace.varies(arguments):
             self.asked(name, arguments)
         return super().call(name, network, arguments)
-
-    def blank(self, network: Callable[..., Any], call: Call) -> Any:
-        if not self.forwards.knows(call):
-            raise RunDone
-        return super().blank(network, call)
 
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
         """What it records of a call, and with which values."""

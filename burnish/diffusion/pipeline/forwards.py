@@ -173,14 +173,10 @@ class Forwards:
         self._ratios: dict[tuple[str, str], list[float | None]] = {}  # of an axis to the rows, where all calls agree
 
     def anew(self) -> Forwards:
-        """Those that know no more of arguments than the shapes of outputs."""
+        """Those that know no more of arguments than the shapes of outputs, and run no network."""
         other = Forwards(self._compute)
-        other._known = self._known
+        other._known, other.computes = self._known, False
         return other
-
-    def knows(self, call: Call) -> bool:
-        """Whether no network has to run for the shapes of what it returns."""
-        return call.size in self._known
 
     def noted(
         self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False

@@ -120,9 +120,8 @@ class LoadedPipeline:
             tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
-        experts = model._expert_parts
         for part in away:  # experts are as large as what is trained: everything leaves for them, and they for anything
-            part.instead_of = [other for other in away if part.part in experts or other.part in experts]
+            part.instead_of = [other for other in away if {part.part, other.part} & {*model._expert_parts}]
         for name, network in model.networks.items():
             # parts leave the device whenever what is trained runs
             if away:
@@ -176,8 +175,7 @@ class LoadedPipeline:
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights of the networks that are trained; see ``burnish.utils.weights``."""
         for name, network in self.networks.items():
-            where = Path(name) if self.path is None else self.path / name
-            refuse_non_finite(network, where, agreed)
+            refuse_non_finite(network, (self.path or Path()) / name, agreed)
 
     @classmethod
     def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:

@@ -254,8 +254,8 @@ class PipelineModel(LoadedPipeline):
         with torch.no_grad():
             for start in range(0, len(states), size):
                 some = states[start : start + size]
-                for x, returned in zip(some, self.outputs(requests[start : start + size], some), strict=True):
-                    samples.append(self.arguments.sample(returned, finite=x.isfinite().all()))
+                pairs = zip(some, self.outputs(requests[start : start + size], some), strict=True)
+                samples += [self.arguments.sample(returned, finite=x.isfinite().all()) for x, returned in pairs]
         return samples
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:

@@ -120,7 +120,6 @@ def writers(parts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(parts[name], "generate")]
 
 
-TOKENS, TEXT = 4, 3  # of what is compared
 TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative difference
 
 
@@ -174,7 +173,7 @@ def _same(attn: Any, other: Any) -> bool:
     if weight.is_meta:
         return True
     draw = torch.Generator().manual_seed(0)
-    image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT))
+    image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (4, 3))
     with torch.no_grad():
         short, full = (run(attn, image, text)[0] for run in (other, attn.processor))
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())

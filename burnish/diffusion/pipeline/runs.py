@@ -369,11 +369,6 @@ class PipelineRun:
             return self._end[at].reshape(-1, *x.shape[1:]).expand_as(x).clone()
         return x.clone()
 
-    @property
-    def rows(self) -> int:
-        """How many rows the scheduler steps for one sample."""
-        return max((len(step.state) for stream in self.streams.values() for step in stream), default=1)
-
 
 class RecordedRun(PipelineRun):
     """A run that is recorded."""
