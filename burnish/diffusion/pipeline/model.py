@@ -345,8 +345,8 @@ class PipelineModel(LoadedPipeline):
         anew = partial(self.program, request, guidance, time, (program.table, k))
         if float(program.table.times[k]) != time and self._retimes is None:
             with explained(self), suppress(ControlFlowChanged):
-                runs = program.velocity(scheduler, x, time), anew().velocity(scheduler, x, time, k)
-                self._retimes = close(*([call.leaves for call in next(run, [])] for run in runs), CLOSE)
+                again, run = program.velocity(scheduler, x, time), anew().velocity(scheduler, x, time, k)
+                self._retimes = close(next(again, []), next(run, []), CLOSE)
         if float(program.table.times[k]) == time or self._retimes is not False:
             with suppress(ControlFlowChanged):
                 return (yield from program.velocity(scheduler, x, time))
