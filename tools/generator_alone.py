@@ -78,8 +78,9 @@ def drawn_alone(
             made = pipeline(**call)
         arguments = Arguments(type(pipeline), assembly.config.rollout)
         output = arguments.values(made) if "audios" in vars(made) else arguments.tensor(made)
-        # some hold a sample twice, for guidance
-        state = joined([state[: len(output)].float() for state in states.values()])
+        # some hold a sample twice, for guidance, and some its frames as rows
+        rows = [state[None] if bool((state != state[:1]).any()) else state[:1] for state in states.values()]
+        state = joined([state.float() for state in rows])
         found.append((state.squeeze(0), with_sound(arguments, made, output)))
     return found
 

@@ -18,9 +18,10 @@ CANNOT = (
     ("Prior|Combined|^Kandinsky(V22|Img2Img|Inpaint|Pipeline)|^StableCascade|^StableUnCLIP|^Wuerstchen|^UnCLIP|TemporalRefine",
      "a stage of a cascade: one draws embeddings or latents, and the next draws from these, not from a prompt"),
     ("Upscale|SuperResolution|Refiner|Kandinsky6SR", "they enlarge a finished image"),
-    ("^ConsistencyModel|^ScoreSde|^PNDM|^KarrasVe|^LDMPipeline|^RePaint|^DanceDiffusion",
+    ("^ConsistencyModel|^ScoreSde|^KarrasVe|^RePaint|^DanceDiffusion",
      "no prompt: they draw without one, by schedulers that Burnish doesn't know"),
-    ("^Cosmos[23]", "they need cosmos_guardrail and torchvision; levels of noise of Cosmos-Predict2 go up to 80"),
+    ("^Cosmos[23]",
+     "they need cosmos_guardrail and torchvision, which Burnish does not install; the checks on load decide"),
     ("^OmniGen", "diffusers reads their images by torchvision, which Burnish does not install"),
     ("^BriaFiboEdit|^VisualCloze", "asked by JSON or by a grid of images, not by text and images"),
     ("^StableAudio3(AudioToAudio|Inpaint)", "they begin from a sound, which prompts of generators don't have"),
@@ -35,7 +36,6 @@ CANNOT = (
     ("^EchoModular", "their blocks take steps of their own, without a scheduler"),
     ("^ShapE", "they draw the weights of a three-dimensional shape"),
     ("^Amused|^VQDiffusion", "tokens in place of noise levels"),
-    ("^TextToVideoSD|^VideoToVideoSD", "frames that the scheduler steps as rows of their own"),
 )  # fmt: skip
 DEPRECATED = "deprecated by diffusers"
 NEEDS = "diffusers offers them only beside another package"

@@ -36,7 +36,7 @@ STEPS, TRAINED = 12, 4  # of the comparison, some of whose guidance begins at a 
 LOGPROB = "rollout_corr/logprob_abs_diff"
 EXACT = 5e-4  # largest relative difference that is rounding
 PROMPTS = ("a red fox in the snow", "two apples on the table")
-FEWER = {"SanaSprintPipeline": 2}  # steps of pipelines that take no others by themselves
+FEWER = {"SanaSprintPipeline": 2, "LTX2DFRPipeline": 8}  # steps of pipelines that take no others by themselves
 UNGUIDED = ("dreamlite-mobile", "ace-step-turbo")  # models that read no guidance, though their call takes one
 OF_FILES = (
     "image",

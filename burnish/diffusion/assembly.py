@@ -286,10 +286,12 @@ class FlowAssembly(Assembly):
 
     @property
     def guidances(self) -> dict[str, float | None]:
-        """Guidance of teachers and of the untrained model, by option; None is the rollout's."""
+        """Guidance of teachers, of the untrained model and of what is learnt, by option; None is the rollout's."""
         teachers = {f"algorithm.teachers[{i}].guidance_scale": one.guidance_scale
                     for i, one in enumerate(self.needs.teachers)}  # fmt: skip
-        own = {name: getattr(self.config.algorithm, name, None) for name in HELD}
+        own = {name: getattr(self.config.algorithm, name, None) for name in HELD} | {
+            "name": 1.0 if self.needs.unguided else None
+        }
         return teachers | {f"algorithm.{name}": scale for name, scale in own.items() if scale is not None}
 
     def check_writer(self) -> None:
@@ -372,6 +374,9 @@ class FlowAssembly(Assembly):
             if self.config.validates:  # nor those of validations
                 self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))
         super().check()
+        if isinstance(model := self.roles.model, LoadedPipeline) and model.own and self.config.model.lora is None:
+            for name, network in model.networks.items():
+                model.check_export(name, network.state_dict().keys())
         asked = [(role.model, role.guidance) for role in self.roles.teachers]
         asked += [(self.roles.model, scale or 1.0) for scale in [*self.guidances.values()][len(asked) :]]
         for option, (model, scale) in zip(self.guidances, asked, strict=True):

@@ -19,7 +19,8 @@ from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import SLIPS
-from burnish.diffusion.pipeline.latents import LatentLayout, Taken
+from burnish.diffusion.pipeline.forwards import RunDone
+from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loading import family_of, read_index
 from burnish.diffusion.pipeline.model import PipelineModel
 from burnish.diffusion.roles import FlowRoles
@@ -249,9 +250,9 @@ def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
 
     def take(**arguments: Any) -> None:
         taken.append(next(iter(arguments.values())).shape)
-        raise Taken
+        raise RunDone
 
-    with torch.no_grad(), suppress(Taken):
+    with torch.no_grad(), suppress(RunDone):
         model.output(request, torch.zeros(1, *shape), take)
     place = torch.arange(taken[0].numel()).view(taken[0])
     return LatentLayout(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)

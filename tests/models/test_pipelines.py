@@ -5,10 +5,12 @@ import filecmp
 import gc
 import math
 import shutil
+from pathlib import Path
 
 import diffusers
 import pytest
 import torch
+import yaml
 
 from burnish.diffusion.pipeline.loading import load_teacher
 from burnish.diffusion.pipeline.trace import Trace
@@ -21,6 +23,7 @@ from tests.support.tiny_run import burnish
 
 THOROUGH = pytest.mark.thorough
 TEXTS = ("a red fox", "two apples on the table")
+TABLES = yaml.safe_load(Path(__file__).with_name("pipelines.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -35,11 +38,10 @@ def test_diffusers_alone_draws_the_same(name, guidance):
     torch.testing.assert_close(drawn, ours.alone(texts, x), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("zeros", [True, False])
-def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alone_draws_it(zeros, tmp_path):
-    """It takes zeros then, unless its model_index.json says otherwise: not what an empty text is encoded to."""
-    path = shutil.copytree(folder_of("sdxl"), tmp_path / "sdxl")
-    changed(path / "model_index.json", force_zeros_for_empty_prompt=zeros)
+@pytest.mark.parametrize(("name", "file", "other"), TABLES["settings"])
+def test_with_other_settings_diffusers_alone_draws_the_same(name, file, other, tmp_path):
+    path = shutil.copytree(folder_of(name), tmp_path / name)
+    changed(path / file, **other)
     ours = Generator(path, guidance=5.0, negative="", rollout={"height": 32, "width": 32})
     asked = ours.asked("a red fox")
     x = ours.start(asked)
@@ -185,8 +187,9 @@ def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
 
 
 @pytest.mark.parametrize("kind", [unseen.SignedPipeline, unseen.PicturesPipeline, unseen.ArraysPipeline])
-def test_images_of_another_range_or_form_are_the_same(kind, unseen_run):
-    usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(kind)
+def test_images_and_times_of_another_range_or_form_are_the_same(kind, unseen_run):
+    between = "algorithm=diffusion_nft", "algorithm.times=uniform"  # between those of the schedule
+    usual, other = unseen_run(unseen.UnseenPipeline, *between), unseen_run(kind, *between)
     usual.train("steps=1")
     other.train("steps=1")
     for ours, theirs in zip(other.metrics, usual.metrics, strict=True):
@@ -194,29 +197,15 @@ def test_images_of_another_range_or_form_are_the_same(kind, unseen_run):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
-REFUSED = {  # what is named beside the class
-    unseen.TwicePipeline: ["decrease"],
-    unseen.RowsPipeline: ["2 rows for one sample"],
-    unseen.OwnSchedulerPipeline: ["its own scheduler"],
-    unseen.LayersPipeline: ["2 images"],
-    unseen.MomentumPipeline: ["momentum"],
-    unseen.CombinedPipeline: ["UnseenPipeline"],
-    unseen.BrokenPipeline: ["KeyError", "'offset'", "unseen.py"],
-    unseen.OddPainter: ["painter", "SimpleNamespace"],
-    unseen.AgainPipeline: ["again after its first steps"],
-    unseen.PiecesPipeline: ["painter nowhere as a whole"],
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
-def test_pipelines_that_step_or_return_otherwise_are_refused(kind, unseen_run):
-    odd = kind is unseen.OddPainter
+@pytest.mark.parametrize("name", TABLES["unseen"])
+def test_pipelines_that_step_or_return_otherwise_are_refused(name, unseen_run):
+    kind, odd = getattr(unseen, name), name == "OddPainter"
     run = unseen_run(unseen.UnseenPipeline, painter=kind) if odd else unseen_run(kind)
     told = run.train(status=2).message
-    assert [word for word in [*REFUSED[kind], "UnseenPipeline" if odd else kind.__name__] if word not in told] == []
+    assert [word for word in [*TABLES["unseen"][name], "UnseenPipeline" if odd else name] if word not in told] == []
 
 
-@pytest.mark.parametrize("kind", [unseen.LatePipeline, unseen.BranchingPipeline])
+@pytest.mark.parametrize("kind", [unseen.LatePipeline, unseen.BranchingPipeline, unseen.RowsPipeline])
 def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run):
     run = unseen_run(kind, "rollout.num_inference_steps=8")
     run.train("steps=1")
@@ -224,11 +213,16 @@ def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run)
 
 
 OWN = """
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DDIMPipeline, StableDiffusion3Pipeline
 
 class Bright(StableDiffusion3Pipeline):
     def encode_prompt(self, prompt, *args, **kwargs):
         return super().encode_prompt(f"bright {prompt}", *args, **kwargs)
+
+class Adds(DDIMPipeline):
+    def __init__(self, unet, scheduler):
+        super().__init__(unet, scheduler)
+        unet.more = unet.conv_in
 """
 
 
@@ -242,6 +236,8 @@ def test_a_class_of_ones_own_draws_from_the_folder_of_another(files, tmp_path):
     run.train("steps=1", "checkpoint.every=1")
     burnish("export", run.output, "--output", tmp_path / "exported")
     assert '"_class_name": "Bright"' in (tmp_path / "exported" / "model_index.json").read_text()
+    own = [f"model.family={tmp_path}/own.py:Adds", "model.lora=null", "rollout.height=null", "rollout.width=null"]
+    refused(files, "ddim", *own, names=["adds weights to its unet (more."])
 
 
 def test_two_controlnets_of_half_the_scale_are_one(tmp_path):

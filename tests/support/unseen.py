@@ -72,7 +72,7 @@ class UnseenPipeline(DiffusionPipeline):
     ) -> Any:  # fmt: skip
         dots = torch.randn(1, side * side, 3, generator=generator)
         self.scheduler.set_timesteps(num_inference_steps)
-        for time in self.scheduler.timesteps:
+        for time in self.times():
             clean = (1 - time / 1000).expand(1)
             added = self.paint(self.read(prompt), dots, clean)
             if guidance_scale > 1:
@@ -81,6 +81,9 @@ class UnseenPipeline(DiffusionPipeline):
             dots = self.moved(-added, time, dots)
         images = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
         return self.shown(images)
+
+    def times(self) -> Any:
+        return self.scheduler.timesteps
 
     def paint(self, *given: Tensor, **named: Tensor) -> Tensor:
         return self.painter(*given, **named).added
@@ -154,6 +157,11 @@ class AgainPipeline(UnseenPipeline):
         return super().moved(velocity, time, dots)
 
 
+class FixedPipeline(UnseenPipeline):
+    def __call__(self, prompt: str, guidance_scale: float = 2.0, generator: Any = None) -> Any:
+        return super().__call__(prompt, 3, guidance_scale, generator=generator)
+
+
 class PiecesPipeline(UnseenPipeline):
     """Calls layers of its network, and never all of it."""
 
@@ -172,6 +180,9 @@ class PicturesPipeline(UnseenPipeline):
 
 
 class ArraysPipeline(UnseenPipeline):
+    def times(self) -> Any:  # as a list, which no operation on tensors shows
+        return map(torch.tensor, self.scheduler.timesteps.tolist())
+
     def shown(self, images: Tensor) -> Any:
         return {"images": images.permute(0, 2, 3, 1).numpy()}
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Requests
 
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
-        "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
+        "height", "width", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
 IMAGES = ("image", "images", "input_images")  # arguments for the images of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
@@ -121,7 +121,7 @@ class Arguments:
         ]  # fmt: skip
         embedded = self.guidance != "guidance_scale" and "guidance_scale" in taken
         way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; remove it"
-        ours = (*OURS, self.guidance, "self")
+        ours = (*OURS, self.guidance, "self", *(("sigmas", "timesteps") if "num_inference_steps" in taken else ()))
         takes = ", ".join(key for key in taken if key not in ours)
         sizes = {name: getattr(rollout, name) for name in ("height", "width", "num_frames", "max_sequence_length")}
         rules: Rules = [

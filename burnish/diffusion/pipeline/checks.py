@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
+from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.program import ControlFlowChanged, Program, alike, joined
 from burnish.diffusion.pipeline.runs import EncoderCache, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
@@ -93,8 +93,15 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
 
     Raises:
         Unsupported: a step differs.
+        UserError: another number of steps is asked for than the pipeline takes by itself.
     """
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
+    taken = len(program.table.times) - 1
+    if "num_inference_steps" not in model.arguments.parameters and taken != request.steps:
+        raise UserError(
+            f"num_inference_steps is {request.steps}, but a {model.class_name} is told no number of steps, and takes "
+            f"{taken}: set it to {taken}, or give other sigmas or timesteps in rollout.call, if it takes them"
+        )
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
     run.drop_unread()
@@ -106,15 +113,10 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         velocity = None
         with suppress(ControlFlowChanged):
             velocity = finished(again, lambda calls: [_answer(call, left, tolerance) for call in calls])  # noqa: B023
-        if velocity is not None and _close(velocity, expected, tolerance):
+        if velocity is not None and close(velocity, expected, tolerance):
             continue
         if k == 0 and len(steps) > 1 and model.noised(request) is not None:
             continue  # what a pipeline keeps of an image may be noise until then
-        if run.rows > 1:
-            raise Unsupported(
-                f"its scheduler steps {run.rows} rows for one sample, such as frames one by one, so that these are not "
-                "the state that its network reads; choose a pipeline that steps a sample as one"
-            )
         raise Unsupported(
             f"its step {k + 1} of {len(steps)} does something else than the same step by itself: it depends on "
             "more than the state, the time and the prompt, such as momentum of guidance or noise drawn in each step "
@@ -130,7 +132,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
 def _answer(call: Call, left: list[tuple[str, Any, Any]], tolerance: float) -> Any:
     """The output that was made for the same call, which is taken off the list."""
     for at, (network, arguments, output) in enumerate(left):
-        if network == call.network and _close(call.arguments, arguments, tolerance):
+        if network == call.network and close(call.arguments, arguments, tolerance):
             del left[at]
             return output
     raise ControlFlowChanged
@@ -191,17 +193,12 @@ class ComparedRun(RecordedRun):
         self.questions.append(question)
         count = len(self.questions)
         if self._other and not alike(self._other.questions[count - 1 : count], [question]):
-            raise EncodersDone
+            raise RunDone
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if not self.trace.varies(arguments):
             self.asked(name, arguments)
         return super().call(name, network, arguments)
-
-    def blank(self, network: Callable[..., Any], call: Call) -> Any:
-        if not self.forwards.knows(call):
-            raise EncodersDone
-        return super().blank(network, call)
 
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
         """What it records of a call, and with which values."""
@@ -231,7 +228,7 @@ def check_arguments(model: PipelineModel, full: Requests, guidance: float) -> No
     own = run.found(model, given, tape) if others else None
     for option, (other, own_tape, beside) in others.items():
         same = other == given
-        with suppress(Exception, EncodersDone):  # which the argument avoids, or another call
+        with suppress(Exception, RunDone):  # which the argument avoids, or another call
             same = same or alike(own, ComparedRun(model, beside).found(model, other, own_tape))
         if same:
             told = f"{option}, but a {type(model.pipeline).__name__} draws {full.prompts[0].text!r:.80} as without it"
@@ -274,7 +271,7 @@ def how_to_turn_off(pipeline: Any) -> str:
     return f'its guider, {kind}, may do so: it is off with "enabled": false in {" and ".join(files)}'
 
 
-def _close(found: Any, expected: Any, tolerance: float) -> bool:
+def close(found: Any, expected: Any, tolerance: float) -> bool:
     """Whether two trees have equal tensors, but for rounding."""
     own, other = tensors_in(found), tensors_in(expected)
     return len(own) == len(other) and all(distance(*pair) <= tolerance for pair in zip(own, other, strict=True))

@@ -152,8 +152,8 @@ def turned(value: Any, axis: int, outer: int, inner: int) -> Tensor:
     return value.unflatten(axis, (outer, inner, -1)).transpose(axis, axis + 1).flatten(axis, axis + 2)  # type: ignore[no-any-return]
 
 
-class EncodersDone(BaseException):
-    """All that a run was for; not an Exception, which pipelines may catch."""
+class RunDone(BaseException):
+    """All that a run was for, with what it has found; not an Exception, which pipelines may catch."""
 
 
 class Forwards:
@@ -173,14 +173,10 @@ class Forwards:
         self._ratios: dict[tuple[str, str], list[float | None]] = {}  # of an axis to the rows, where all calls agree
 
     def anew(self) -> Forwards:
-        """Those that know no more of arguments than the shapes of outputs."""
+        """Those that know no more of arguments than the shapes of outputs, and run no network."""
         other = Forwards(self._compute)
-        other._known = self._known
+        other._known, other.computes = self._known, False
         return other
-
-    def knows(self, call: Call) -> bool:
-        """Whether no network has to run for the shapes of what it returns."""
-        return call.size in self._known
 
     def noted(
         self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
@@ -270,7 +266,7 @@ class Forwards:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
         if call.size not in self._known:
             if not self.computes:
-                raise EncodersDone
+                raise RunDone
             if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "

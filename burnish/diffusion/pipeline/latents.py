@@ -7,7 +7,6 @@ is a permutation. Four states tell a, b and P.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.diffusion.pipeline.forwards import RunDone
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.utils.errors import UserError
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
 DIGITS = 4096  # base of the two digits that a position is written in: float32 holds each of them exactly
-
-
-class Taken(Exception):
-    """Enough of a decoding is known."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +42,15 @@ class LatentLayout:
         """
 
         def decoded(state: Tensor) -> Tensor:
-            taken: list[Tensor] = []
-
             def take(**arguments: Any) -> Any:
-                taken.append(next(iter(arguments.values())).float())
-                raise Taken
+                raise RunDone(next(iter(arguments.values())).float())
 
-            with torch.no_grad(), suppress(Taken):
-                decode(state, take)
-            if not taken:
-                raise Unsupported("it doesn't decode its states by its VAE")
-            return taken[0]
+            try:
+                with torch.no_grad():
+                    decode(state, take)
+            except RunDone as done:
+                return done.args[0]  # type: ignore[no-any-return]
+            raise Unsupported("it doesn't decode its states by its VAE")
 
         count = torch.Size(shape).numel()
         number = torch.arange(count, device=device, dtype=torch.float32)

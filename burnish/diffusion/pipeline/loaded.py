@@ -120,9 +120,8 @@ class LoadedPipeline:
             tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
-        experts = model._expert_parts
         for part in away:  # experts are as large as what is trained: everything leaves for them, and they for anything
-            part.instead_of = [other for other in away if part.part in experts or other.part in experts]
+            part.instead_of = [other for other in away if {part.part, other.part} & {*model._expert_parts}]
         for name, network in model.networks.items():
             # parts leave the device whenever what is trained runs
             if away:
@@ -176,8 +175,7 @@ class LoadedPipeline:
     def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
         """Refuse NaN or infinite weights of the networks that are trained; see ``burnish.utils.weights``."""
         for name, network in self.networks.items():
-            where = Path(name) if self.path is None else self.path / name
-            refuse_non_finite(network, where, agreed)
+            refuse_non_finite(network, (self.path or Path()) / name, agreed)
 
     @classmethod
     def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
@@ -292,20 +290,36 @@ class LoadedPipeline:
                         network.unload_lora()
         self.network.requires_grad_(False)
 
+    def check_export(self, name: str, weights: Collection[str]) -> Any:
+        """A network of its class and configuration, without values, for these weights.
+
+        Raises:
+            UserError: it lacks one of them.
+        """
+        trained, writes = self.networks[name], name == self.writer
+        kind = type(trained)
+        with torch.device("meta"):
+            plain = kind(trained.config) if writes else kind.from_config(dict(trained.config))
+        if added := sorted(set(weights) - plain.state_dict().keys()):
+            raise UserError(
+                f"a {self.class_name} adds weights to its {name} ({added[0]}), which a {kind.__name__} doesn't read "
+                "again from a folder: train an adapter (model.lora) and export that (--format lora), or name a class "
+                "of your package that has them in model_index.json"
+            )
+        if writes:
+            plain.generation_config = trained.generation_config
+        else:
+            plain.register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
+        return plain
+
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the full pipeline with other weights of the networks, as diffusers' ``from_pretrained`` reads it."""
         plain = {}
-        for name, trained in self.networks.items():
+        for name in self.names:
             mark = f"{name}." if len(self.names) > 1 else ""
             own = {key.removeprefix(mark): value for key, value in weights.items() if key.startswith(mark)}
-            kind, writes = type(trained), name == self.writer
-            with torch.device("meta"):
-                plain[name] = kind(trained.config) if writes else kind.from_config(dict(trained.config))
+            plain[name] = self.check_export(name, own)
             plain[name].load_state_dict(own, assign=True)
-            if writes:
-                plain[name].generation_config = trained.generation_config
-            else:
-                plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
         config, own = self.pipeline.config, self.pipeline.components
         numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
         with quietly():

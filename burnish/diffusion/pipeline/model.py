@@ -23,8 +23,16 @@ from torch import Tensor, nn
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
-from burnish.diffusion.pipeline.forwards import Call, EncodersDone, Forwards, tensors_in
+from burnish.diffusion.pipeline.checks import (
+    CLOSE,
+    TOGETHER,
+    check_arguments,
+    check_samples,
+    check_steps,
+    close,
+    refuse_guiders,
+)
+from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.loading import classes_of
@@ -38,7 +46,7 @@ from burnish.diffusion.pipeline.runs import (
     Runner,
 )
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
-from burnish.diffusion.pipeline.writing import Asked, Asking, Question, check_tokens, token_logprobs, write
+from burnish.diffusion.pipeline.writing import Asking, Question, check_tokens, token_logprobs, write
 from burnish.registry import register
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests, Streams
@@ -115,6 +123,8 @@ class PipelineModel(LoadedPipeline):
         self._moving = (*self.names, *self.experts)  # networks whose outputs are no constants of a prompt
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
+        # whether steps at times between the pipeline's own are what a run at them is: it may read times unseen (tolist)
+        self._retimes: bool | None = None
         self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
         # checks run single rows, for which each block would be compiled once more
         self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
@@ -229,8 +239,8 @@ class PipelineModel(LoadedPipeline):
             with explained(self), torch.no_grad():
                 try:
                     self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
-                except Asked as found:
-                    return Question.of(self.networks[self.writer or ""], found.arguments)
+                except RunDone as done:
+                    return Question.of(self.networks[self.writer or ""], done.args[0])
                 raise Unsupported(
                     f"its {self.writer} writes nothing with these options; leave it out of model.networks, or turn it "
                     "on in rollout.call"
@@ -244,8 +254,8 @@ class PipelineModel(LoadedPipeline):
         with torch.no_grad():
             for start in range(0, len(states), size):
                 some = states[start : start + size]
-                for x, returned in zip(some, self.outputs(requests[start : start + size], some), strict=True):
-                    samples.append(self.arguments.sample(returned, finite=x.isfinite().all()))
+                pairs = zip(some, self.outputs(requests[start : start + size], some), strict=True)
+                samples += [self.arguments.sample(returned, finite=x.isfinite().all()) for x, returned in pairs]
         return samples
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
@@ -290,7 +300,7 @@ class PipelineModel(LoadedPipeline):
         try:
             for request, scale in product(later.each(), scales):
                 if total < KEPT and not self._is_encoded(request, scale):
-                    with suppress(EncodersDone):
+                    with suppress(RunDone):
                         total += self.program(request, scale).bytes
         finally:
             self.forwards.computes = True
@@ -331,13 +341,18 @@ class PipelineModel(LoadedPipeline):
         """The velocity at a state [1, ...] of a prompt at a time."""
         with explained(self):
             program = self.program(request, guidance)
-        try:
-            return (yield from program.velocity(self._run.scheduler, x, time))
-        except ControlFlowChanged:
-            k = program.before(time)
+        k, scheduler = program.before(time), self._run.scheduler
+        anew = partial(self.program, request, guidance, time, (program.table, k))
+        if float(program.table.times[k]) != time and self._retimes is None:
+            with explained(self), suppress(ControlFlowChanged):
+                again, run = program.velocity(scheduler, x, time), anew().velocity(scheduler, x, time, k)
+                self._retimes = close(next(again, []), next(run, []), CLOSE)
+        if float(program.table.times[k]) == time or self._retimes is not False:
+            with suppress(ControlFlowChanged):
+                return (yield from program.velocity(scheduler, x, time))
         with explained(self):  # recorded anew, with this time in the place of its own
-            program = self.program(request, guidance, time, (program.table, k))
-        return (yield from program.velocity(self._run.scheduler, x, time, k))
+            program = anew()
+        return (yield from program.velocity(scheduler, x, time, k))
 
     def verify(self, conditioning: Requests, *, guidance: float) -> None:
         row = conditioning.select([0])
@@ -350,7 +365,7 @@ class PipelineModel(LoadedPipeline):
             check_steps(self, full, guidance)
             check_samples(self, full, guidance)
             if guidance > 1:
-                with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
+                with suppress(UserError), explained(self):  # what needs no guidance is checked by itself
                     check_samples(self, full, 1.0)
             check_arguments(self, full, guidance)
         self._verified.add(way)
@@ -405,7 +420,7 @@ class PipelineModel(LoadedPipeline):
         """What encoders give for a prompt, in their first so many results."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
-            with torch.no_grad(), suppress(EncodersDone), explained(self):
+            with torch.no_grad(), suppress(RunDone), explained(self):
                 self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
         return tape.leaves(count)
 

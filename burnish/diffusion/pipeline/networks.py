@@ -120,7 +120,6 @@ def writers(parts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(parts[name], "generate")]
 
 
-TOKENS, TEXT = 4, 3  # of what is compared
 TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative difference
 
 
@@ -163,22 +162,20 @@ def leave_out_unread_text(network: nn.Module) -> None:
         if (
             getattr(block, "context_pre_only", False)
             and type(getattr(attn, "processor", None)) is JointAttnProcessor2_0
+            and _same(attn, short := ImageQueries())
         ):
-            own = attn.processor
-            attn.set_processor(ImageQueries())
-            if not _same(attn, own):
-                attn.set_processor(own)
+            attn.set_processor(short)
 
 
-def _same(attn: Any, own: Any) -> bool:
-    """Whether the attention of a block gives the same for the image by its present processor as by its ``own``."""
+def _same(attn: Any, other: Any) -> bool:
+    """Whether the attention of a block gives the same for the image by its processor as by another one."""
     weight = attn.to_q.weight
     if weight.is_meta:
         return True
     draw = torch.Generator().manual_seed(0)
-    image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT))
+    image, text = (torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (4, 3))
     with torch.no_grad():
-        short, full = (run(attn, image, text)[0] for run in (attn.processor, own))
+        short, full = (run(attn, image, text)[0] for run in (other, attn.processor))
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())
 
 

@@ -118,7 +118,7 @@ class Segment:
             Unsupported: its code reads numbers of the state.
         """
         self.roots, self.given, self.entries = roots, given, entries
-        moving = set(given)  # values that differ between states
+        self._moving = moving = set(given)  # values that differ between states
         steps = list[Entry]()
         for entry in entries:
             begins = isinstance(entry, NetworkCall) or (draws and entry.drawn is not None)
@@ -139,7 +139,6 @@ class Segment:
         self.computes = any(isinstance(root, Value) for root in roots)
         self.rounds = _rounds(steps, in_order=self._in_order)
         self.calls = [call for _, calls in self.rounds for call in calls]
-        self._moving = moving
         self.reads = {number for entry in (*steps, *self.timed) for number in entry.inputs}.union(numbers_in(roots))
         self.reads -= moving
 
@@ -257,7 +256,8 @@ class Program:
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
         self.table = table or NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
-        self.rows, self._tables = run.rows, trace.tables
+        self.rows = max(len(step.state) for streams in steps for step in streams)  # that schedulers step for a sample
+        self._tables = trace.tables
         first = [step.state for step in steps[0]]
         self._shapes = [x.shape[1:] for x in first]  # of streams
         self.start = trace.segment(first, [], 0, run.ends[0], draws=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.forwards import EncodersDone, Forwards
+from burnish.diffusion.pipeline.forwards import Forwards, RunDone
 from burnish.diffusion.pipeline.program import Value, numbers_in
 from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
@@ -324,7 +324,7 @@ class PipelineRun:
         """What an encoder gave."""
         self._left -= 1
         if not self._left:
-            raise EncodersDone
+            raise RunDone
         return result
 
     def placed(self, scheduler: Any) -> None:
@@ -366,13 +366,8 @@ class PipelineRun:
         scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + number + 1
         at = list(self.streams).index(scheduler)
         if number + 1 == self._count and at < len(self._end):
-            return torch.cat([self._end[at]] * len(x))
+            return self._end[at].reshape(-1, *x.shape[1:]).expand_as(x).clone()
         return x.clone()
-
-    @property
-    def rows(self) -> int:
-        """How many rows the scheduler steps for one sample."""
-        return max((len(step.state) for stream in self.streams.values() for step in stream), default=1)
 
 
 class RecordedRun(PipelineRun):
@@ -438,6 +433,10 @@ class RecordedRun(PipelineRun):
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        with self.trace.paused():
+            framed = len(x) > 1 and bool((x != x[:1]).any())  # rows that repeat no sample are parts of it, as frames
+        if framed:
+            output, x = output[None], x[None]
         self.first.setdefault(scheduler, x)
         x = x.clone() if x._is_view() else x  # streams may be written back one by one into what holds all of them
         with self.trace.paused():
@@ -446,4 +445,4 @@ class RecordedRun(PipelineRun):
             steps = self.streams[scheduler]
             steps[-1] = steps[-1]._replace(state=x, following=following)
             self.ends[len(steps) - 1 :] = [len(self.trace.entries)]
-        return following
+        return following[0] if framed else following

@@ -257,6 +257,9 @@ class NoiseSchedule:
         signal, noise = _factors(scheduler, names, skipped)
         if (kind := kind_of(signal, noise)) is None:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
+        if kind == "flow" and hasattr(scheduler, "scale_noise") and bool((noise > 1 + ROUNDING).any()):
+            # its steps are Euler's at any level: the pipeline adds noise to the sample, as Cosmos's do
+            kind, signal = "ve", torch.ones_like(noise)
         steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
         times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
         if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):

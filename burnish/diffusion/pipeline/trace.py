@@ -29,7 +29,6 @@ from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import to_device
 
 aten = torch.ops.aten
-MORE = "its steps depend on more than the state, the time and the prompt: "
 
 
 class Trace(TorchDispatchMode):
@@ -145,8 +144,7 @@ class Trace(TorchDispatchMode):
 
     def _copy(self, written: Tensor) -> None:
         """A constant that is written to: every computation does that to a copy."""
-        count = written.untyped_storage().nbytes() // written.itemsize
-        whole = written.as_strided((count,), (1,), 0)
+        whole = written.as_strided((written.untyped_storage().nbytes() // written.itemsize,), (1,), 0)
         self._copies[_storage(written)] = copy = self.leaf(whole, made=len(self.entries))
         self.entries.append(Operation(((whole.clone(),), {}), [copy], aten.clone.default, writes=True))
 
@@ -193,7 +191,7 @@ class Trace(TorchDispatchMode):
         # what is drawn before the first call of a network is the same for all samples
         setup = next((i for i, one in enumerate(self.entries) if isinstance(one, NetworkCall)), len(self.entries))
         if any(place > setup or place in noise for place in self._noise(chosen)) and not draws:
-            raise Unsupported(MORE + "noise drawn in each step")
+            raise Unsupported("its steps depend on more than the state, the time and the prompt: noise in each step")
         entries = [self.entries[place] for place in sorted(chosen)]
         return Segment(entries, values, list(numbers_in(states)), self.tables, draws=draws)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor
 
+from burnish.diffusion.pipeline.forwards import RunDone
 from burnish.diffusion.pipeline.runs import EncoderCache
 from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.utils import random
@@ -26,19 +27,11 @@ ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
 
 
-class Asked(BaseException):
-    """What a run asks its writer; not an Exception, which pipelines may catch."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
-
-
 class Asking(EncoderCache):
     """Ends a run with what its writer is asked."""
 
     def written_by(self, part: Any, /, **arguments: Any) -> Tensor:
-        raise Asked(arguments)
+        raise RunDone(arguments)
 
 
 @dataclass(frozen=True)
