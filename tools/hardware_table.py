@@ -88,7 +88,7 @@ def machine(hardware: Hardware) -> list[str]:
 
 def forecast_recipe(name: str, hardware: Hardware, *, fills: bool) -> None:
     """Forecast a recipe on what it states, and keep what it needs."""
-    from burnish.plan.advice import choose
+    from burnish.plan.advice import candidates, choose
     from burnish.plan.forecast import forecast
 
     config = load(name, machine(hardware))
@@ -96,7 +96,8 @@ def forecast_recipe(name: str, hardware: Hardware, *, fills: bool) -> None:
     figures = {key(name, hardware): least}
     if fills:
         known.pop(key(name, hardware, filling().get(key(name, hardware), ())), None)
-        chosen = choose(config, least, hardware.bytes)
+        first = forecast(with_sizes(config, candidates(config)[0]))
+        chosen = choose(config, first, hardware.bytes)
         figures[key(name, hardware, written(chosen.sizes))] = chosen.forecast
     for full, figure in figures.items():
         known[full] = round(figure.needs_of(hardware.bytes) / 1e9, 1)

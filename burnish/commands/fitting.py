@@ -178,28 +178,31 @@ class Foreteller:
 def _foreteller(file: str) -> Callable[..., Any]:
     """In the process: forecasts the run, and returns what answers about a GPU's memory.
 
-    It answers with the largest batches for so many bytes, or, given seconds, with options that make the run smaller, as
-    far as they were tried in that time; with a text where it can't.
+    It answers with the largest batches for so many bytes, or then, given seconds, with options that make the run
+    smaller, as far as they were tried in that time; with a text where it can't.
 
     Raises:
         RuntimeError: there is no forecast.
     """
     # a run that asks for none imports none of this
-    from burnish.plan.advice import choose, remedies
+    from burnish.plan.advice import candidates, choose, remedies
     from burnish.plan.forecast import forecast
 
     config = load(file)
     try:
-        least = forecast(with_sizes(config, smallest(config)))
+        first = found = forecast(with_sizes(config, candidates(config)[0]))
     except Exception as error:
         raise RuntimeError(_why(error)) from None
 
     def answer(memory: int, seconds: float | None = None) -> Any:
+        nonlocal found
         try:
             if seconds is None:
-                return choose(config, least, memory)
+                chosen = choose(config, first, memory)
+                found = chosen.forecast
+                return chosen
             tried, begun = [], time.monotonic()
-            for one in remedies(lambda more: load(file, more), least, memory):
+            for one in remedies(lambda more: load(file, more), found, memory):
                 tried.append(one)
                 if time.monotonic() - begun > seconds:
                     break

@@ -42,7 +42,7 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     config = load(recipe, options)
     config.check_code()
     with terminal.loading_pytorch():
-        from burnish.plan.advice import choose, remedies
+        from burnish.plan.advice import candidates, choose, remedies
         from burnish.plan.counter import shown
         from burnish.plan.forecast import FRAGMENTS, OVERHEAD, forecast
     stated, (machine, _) = hardware_of(recipe), read_machine(options)
@@ -57,11 +57,13 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     if profile is not None and machine.memory is None:
         terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
     sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
+    if memory is not None:
+        sizes, why = candidates(config)[0], f"for {shown(memory)}"
     with terminal.progress("Forecasting") as tell:
         found = forecast(with_sizes(config, sizes), tell)
         if memory is not None:
             chosen = choose(config, found, memory, tell)
-            found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
+            found, sizes = chosen.forecast, chosen.sizes
     if sizes:
         terminal.say(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).")
     for pool in found.pools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ from burnish.config.batches import (
     unsettled,
     with_sizes,
 )
-from burnish.plan.counter import Tell, silent
-from burnish.plan.forecast import Forecast, forecast
+from burnish.plan.counter import ACTIVATIONS, CACHES, Tell, silent
+from burnish.plan.forecast import FRAGMENTS, Forecast, forecast
 from burnish.plan.measure import BACKWARD, BASELINE, SAMPLE, UPDATE, VALIDATE
 from burnish.utils.errors import UserError
 
@@ -101,7 +102,8 @@ def remedies(
             kept, now = options, found
 
 
-ROUNDS = 5  # forecasts with other sizes than the smallest
+ROUNDS = 5  # forecasts with larger batches
+GROWING = ACTIVATIONS, CACHES  # with a batch, as it is thought before a larger one is forecast
 SAMPLED = "rollout.batch_size"  # for what is MADE; the other one is for what is LEARNED from
 
 
@@ -113,38 +115,48 @@ class Chosen:
     forecast: Forecast
 
 
-def choose(config: RunConfig, least: Forecast, memory: int, tell: Tell = silent) -> Chosen:
+def candidates(config: RunConfig) -> list[dict[str, Any]]:
+    """What may be put in for auto, until it fits: batches of some size in each layout, least traffic first; then the
+    smallest ones."""
+    low, batches = smallest(config), unforeseen(config, on_gpu=True)
+    return [sizes for layout in layouts(config) if (sizes := batches | layout) != low] + [low]
+
+
+def choose(config: RunConfig, first: Forecast, memory: int, tell: Tell = silent) -> Chosen:
     """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
         config: of the run.
-        least: its forecast with the smallest sizes and shards; the result where no other fits.
+        first: its forecast with the first of its ``candidates``.
         memory: bytes of a GPU.
         tell: as of ``forecast``.
     """
-    low, open_sizes = smallest(config), unsettled(config)
-    if not low or not least.fits(memory):
+    (low, *others), least, open_sizes = candidates(config), first, unsettled(config)
+    while others and not least.fits(memory):
+        low = others.pop(0)
+        if not others or least_bytes(config, low, *first.pools[0].weights) <= memory:
+            least = forecast(with_sizes(config, low), tell)
+    if not least.fits(memory):
         return Chosen(low, least)
-    for layout in layouts(config)[:-1]:
-        sizes = low | unforeseen(config, on_gpu=True) | layout
-        if least_bytes(config, layout, *least.pools[0].weights) > memory:
-            continue
-        found = forecast(with_sizes(config, sizes), tell)
-        if found.fits(memory):
-            low, least = sizes, found
-            break
-    now = low | {option: sizes.tried[-1] for option, sizes in open_sizes.items()}
+    chosen, now = (
+        Chosen(low, least),
+        low
+        | {
+            option: max(_largest(sizes, low[option], _room(option, memory, least)), sizes.above(low[option]))
+            for option, sizes in open_sizes.items()
+        },
+    )
     for _ in range(ROUNDS):
-        if now == low:
+        if now == chosen.sizes:
             break
-        found = forecast(with_sizes(config, now), tell)
+        found, tried = forecast(with_sizes(config, now), tell), now
         if found.fits(memory):
-            return Chosen(now, found)
+            chosen = Chosen(now, found)
         now = low | {
-            option: _between(sizes, low[option], now[option], _room(option, least, found, memory))
+            option: _largest(sizes, low[option], _room(option, memory, least, found, tried[option] / low[option]))
             for option, sizes in open_sizes.items()
         }
-    return Chosen(low, least)
+    return chosen
 
 
 def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, frozen: int) -> int:
@@ -155,23 +167,24 @@ def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, froz
     return (16 * learned + 2 * frozen) // max(shard or config.ranks, parts) + gathered // parts
 
 
-def _between(sizes: Sizes, low: int, now: int, room: float) -> int:
-    """The largest size within that part of the way from one that fits to one that is too large."""
-    if room >= 1:
-        return now
-    return max(size for size in sizes.tried if size == low or (low < size < now and size <= low + room * (now - low)))
+def _largest(sizes: Sizes, low: int, room: float) -> int:
+    """The largest size that is at most so many times as large as one that fits."""
+    return max(size for size in sizes.tried if size == low or low < size <= low * room)
 
 
-def _room(option: str, least: Forecast, found: Forecast, memory: int) -> float:
-    """How far memory reaches from the smallest batches to those of ``found``; 1 where this option needs no less.
+def _room(option: str, memory: int, least: Forecast, found: Forecast | None = None, larger: float = 2.0) -> float:
+    """How many times as large as in ``least`` a size may be, by what ``larger`` times as large ones need.
 
-    A phase of neither kind counts for both.
+    A phase of neither kind counts for both. Without ``found``, activations and caches are what grows.
     """
     others = LEARNED if option == SAMPLED else MADE
-    room = 1.0
-    for small, large in zip(least.pools, found.pools, strict=True):
-        for phase in large.phases.keys() - set(others):
-            low, high = small.needs_in(phase, memory), large.needs_in(phase, memory)
-            if high > memory:
-                room = min(room, (memory - low) / (high - low))
+    room = math.inf
+    for number, pool in enumerate(least.pools):
+        for phase in pool.phases.keys() - set(others):
+            low, parts = pool.needs_in(phase, memory), pool.phases[phase].parts
+            more = pool.sharing * (1 + FRAGMENTS) * sum(parts.get(name, 0) for name in GROWING)
+            if found is not None:
+                more = found.pools[number].needs_in(phase, memory) - low
+            if more > 0:
+                room = min(room, 1 + (larger - 1) * (memory - low) / more)
     return room

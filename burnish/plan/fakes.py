@@ -12,7 +12,7 @@ each row, int8 one more byte for a row's zero.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
-from burnish.plan.counter import DEVICE, META, device_of, tensors_in
+from burnish.plan.counter import DEVICE, META, device_of, key_of, tensors_in
 from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_group
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
@@ -63,6 +63,7 @@ class Pretending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._known: dict[Any, Any] = {}  # what operations made, by what they made it of
         self.integer = 1  # the answer where one is asked for
         self._answers: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
@@ -127,11 +128,19 @@ class Pretending(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
-        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-            found = self._without_memory(func, args, kwargs)
-            return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
-        return self.fake.dispatch(func, types, args, kwargs)
+        """What an operation made of like tensors before; else by PyTorch's own kernel for shapes."""
+        key = (func, _likeness(args), _likeness(kwargs.items())) if _is_pure(func) else None
+        found = _each(_like, self._known.get(key))
+        if found is None:
+            try:
+                with in_kernel_invocation_manager(self.fake):
+                    found = self._without_memory(func, args, kwargs)
+            except NotImplementedError:
+                return self.fake.dispatch(func, types, args, kwargs)
+            given = {key_of(one) for one in tensors_in((*args, *kwargs.values()))}
+            if key is not None and given.isdisjoint(map(key_of, tensors_in((found,)))):  # else it is a view
+                self._known[key] = _each(_like, found)
+        return _each(self._as_fake, found)
 
     @staticmethod
     def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
@@ -207,6 +216,25 @@ def _is_large(value: Tensor, *, unset: bool) -> bool:
     if unset and (floating or (value.dtype == torch.uint8 and size)):
         return True
     return size > (LARGE if floating else HUGE)
+
+
+def _likeness(value: Any) -> Any:
+    """What an operation's result is made like: of tensors their shapes alone."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(map(_likeness, value))
+    return type(value), value
+
+
+def _like(value: Any) -> Any:
+    """A tensor like another one without values, with memory of its own; anything else as it is."""
+    return value.new_empty_strided(value.shape, value.stride()) if isinstance(value, Tensor) else value
+
+
+def _each(function: Callable[[Any], Any], found: Any) -> Any:
+    """A function of what an operation returned, or of everything in it."""
+    return list(map(function, found)) if isinstance(found, list | tuple) else function(found)
 
 
 def _without_values(value: Any) -> Any:
