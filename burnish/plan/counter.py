@@ -6,10 +6,11 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -57,6 +58,12 @@ class Peak:
     host: int = 0  # the most bytes in CPU memory at once
     work: Counter[str] = field(default_factory=Counter)  # operations, kernels, bytes that these move, or ranks send
 
+    def times(self, at_once: int, work: float) -> Peak:
+        """The same so many times at once, and with so many times the work."""
+        parts = {name: at_once * size for name, size in self.parts.items()}
+        amounts: Any = {kind: work * amount for kind, amount in self.work.items()}
+        return Peak(at_once * self.total, parts, self.host, Counter(amounts))
+
 
 @dataclass
 class _Storage:
@@ -85,6 +92,7 @@ class LiveBytes(TorchDispatchMode):
         self._phases: list[str] = []
         self._spans: list[Peak] = []
         self._resize: Any = torch.UntypedStorage.resize_
+        self._patches = ExitStack()
         self._formulas = FlopCounter().formulas
 
     @property
@@ -210,13 +218,14 @@ class LiveBytes(TorchDispatchMode):
                 self._change(known, size, known.category)
             return found
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
+        self._patches.enter_context(patch.object(torch, "inference_mode", _no_grad))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._patches.close()
 
     def _did(self, work: Mapping[str, float]) -> None:
         for count in (self.done, *(self.peaks[name].work for name in self._phases[-1:])):
@@ -281,6 +290,11 @@ class LiveBytes(TorchDispatchMode):
             peak.host = max(peak.host, host)
             if live >= peak.total:
                 peak.total, peak.parts = live, dict(Counter(self.parts()) + Counter(more.parts if more else {}))
+
+
+def _no_grad(mode: bool = True) -> AbstractContextManager[Any]:
+    """In the place of inference mode, which hides the operations that others consist of, as linear layers do."""
+    return torch.no_grad() if mode else nullcontext()
 
 
 @cache
