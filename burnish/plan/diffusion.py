@@ -26,7 +26,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
-from burnish.plan.repeats import Like, Once, made_of
+from burnish.plan.repeats import Like, Once, compute_once, made_of
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -108,11 +108,9 @@ class GeneratorHalf(Half):
     def prepare(self) -> None:
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
-        frozen = [part for name, part in self._components if name not in model.names]
         once = partial(Once, counter=self.counter)
-        for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
-            name = "decode" if hasattr(part, "decode") else "forward"
-            setattr(part, name, once(getattr(part, name)))
+        # pipelines of two experts call both, of which one may be trained
+        compute_once((part for name, part in self._components if name not in model.names), self.counter)
         if model.away:
             self._offload(model)
         model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.shares))

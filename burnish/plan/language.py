@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from burnish.environments.drawing import Draw
 from burnish.evaluation.suite import data_options
 from burnish.language import sampling
 from burnish.language.assembly import LanguageAssembly
@@ -42,7 +43,7 @@ from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
-from burnish.plan.repeats import Once
+from burnish.plan.repeats import Once, compute_once, repeat_blocks
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
@@ -71,6 +72,8 @@ class LanguageHalf(Half):
         """
         super().__init__(assembly, counter)
         self.pretending = pretending
+        self.generators: list[Draw] = []  # of the environment
+        self.samples = samples
         self.decodes = samples and not assembly.has_separate_engine
         self.bucket = BUCKET if samples and assembly.has_separate_engine else 0
         assembly.engine = self.engine = MadeUpResponses(self)
@@ -88,6 +91,9 @@ class LanguageHalf(Half):
 
     def prepare(self) -> None:
         roles, config = self.assembly.roles, self.assembly.config
+        if self.samples and config.environment is not None:
+            for arguments in config.environment.generators():
+                self.generators.append(self._generator(**arguments))
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
         for teacher in roles.teachers.all:
@@ -116,6 +122,16 @@ class LanguageHalf(Half):
         replaced.run, replaced.distribute = known, distributed
         object.__setattr__(config.algorithm, "compute_advantages", credited)
 
+    def _generator(self, *, reward: Any, **arguments: Any) -> Draw:
+        """What draws by the policy's prompts; its reward is counted with others."""
+        with self.counter.made_as(WEIGHTS):
+            drawing = Draw(**arguments)
+        parts = [part for part in drawing.model.pipeline.components.values() if isinstance(part, nn.Module)]
+        compute_once(parts, self.counter)
+        for part in parts:
+            repeat_blocks(part, self.counter)
+        return drawing
+
     def validate(self) -> None:
         assembly = self.assembly
         if assembly.needs.heads:  # a reward model judges responses as it learns from them
@@ -140,7 +156,9 @@ class MadeUpResponses(LanguageEngine):
 
     def __init__(self, half: LanguageHalf) -> None:
         self.half, self.seed, self.metrics = half, half.assembly.config.seed, {}
-        self.batch_size = half.assembly.config.rollout.batch_size
+        config = half.assembly.config
+        self.batch_size = config.rollout.batch_size
+        self.at_once = 1 if config.environment is None else config.environment.concurrency
 
     def begin(self, roles: LanguageRoles, data: Any) -> None:
         """Have all prompts be the longest that options of data let through."""
@@ -153,6 +171,10 @@ class MadeUpResponses(LanguageEngine):
         job = self._in_full(job)
         if self.half.decodes:
             self.decode(job)
+        for drawing in self.half.generators:
+            with self.half.counter.span() as span:
+                drawing(SAID, seed=0)
+            self.half.counter.repeated(span.times(self.at_once, len(job.prompts) - 1))
         prompts = self.encode(job.prompts)
         with _disable_current_modes():
             count, longest = len(job.prompts), job.sampling.max_new_tokens
