@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnish.config import load
+from burnish.environments.drawing import Draw
 from burnish.plan.counter import LiveBytes
 from burnish.plan.forecast import forecast
 from burnish.plan.language import Repeated
@@ -229,6 +230,31 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
     seconds = float(re.search(r"^sample +([\d.]+) +operations", said, re.MULTILINE)[1])
     assert seconds == pytest.approx(work["sample"]["operations"] / 1e9, rel=0.2, abs=0.1)
     assert "tflops is 0" in burnish("plan", run.recipe, "tflops=0", status=2).message
+
+
+ENHANCES = [
+    "environment={name: function, path: 'burnish.environments.drawing:PromptEnhancer', max_turns: 1, concurrency: 3,"
+    " arguments: {path: '{files}/sd3', height: 64, width: 64, reward: {name: pickscore, device: cuda}}}",
+    "rewards={environment: {weight: 1}}", "validation.every=null",
+]  # fmt: skip
+
+
+def test_what_draws_by_the_policy_s_prompts_is_counted(files):
+    found = []
+    for options in (WRITES, [*WRITES, *ENHANCES]):
+        run = TinyRun(files, "language", "qwen2", *options)
+        (pool,) = forecast(config := load(str(run.recipe), run.options)).pools
+        found.append((pool.phases["sample"], pool.work["sample"]["operations"]))
+    (before, alone), (beside, drawn) = found
+    with LiveBytes() as counter, FlopCounter() as operations:
+        draw = Draw(str(files / "sd3"), height=64, width=64)
+        held, begun = counter.live, operations.cost.forward
+        with counter.span() as span:
+            draw("a fox", seed=0)
+    assert beside.parts["weights"] - before.parts["weights"] == pytest.approx(held, rel=0.1)
+    assert beside.parts["activations"] == pytest.approx(3 * span.total, rel=0.1), "as many as are asked at a time"
+    assert beside.parts["rewards"] == pytest.approx(986e6 * 4, rel=0.1)
+    assert drawn == pytest.approx(alone + config.samples * (operations.cost.forward - begun), rel=0.02)
 
 
 def test_ranks_receive_the_gradients_of_adapters_once_a_step(files):
