@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -166,10 +167,8 @@ class Foreteller:
             answer = self._server.call(seconds, late, *question)
         except TimeoutError:
             raise NoForecast(late) from None
-        except LoadFailed as error:
-            raise NoForecast(str(error)) from None
-        except ChildDied as error:
-            raise NoForecast(f"its process ended: {error}") from error
+        except (LoadFailed, ChildDied) as error:
+            raise NoForecast(str(error)) from error
         if isinstance(answer, str):
             raise NoForecast(answer)
         return answer
@@ -190,19 +189,17 @@ def _foreteller(file: str) -> Callable[..., Any]:
 
     config = load(file)
     try:
-        first = found = forecast(with_sizes(config, candidates(config)[0]))
+        first = forecast(with_sizes(config, candidates(config)[0]))
     except Exception as error:
         raise RuntimeError(_why(error)) from None
+    chosen = cache(partial(choose, config, first=first))
 
     def answer(memory: int, seconds: float | None = None) -> Any:
-        nonlocal found
         try:
             if seconds is None:
-                chosen = choose(config, first, memory)
-                found = chosen.forecast
-                return chosen
+                return chosen(memory)
             tried, begun = [], time.monotonic()
-            for one in remedies(lambda more: load(file, more), found, memory):
+            for one in remedies(lambda more: load(file, more), chosen(memory).forecast, memory):
                 tried.append(one)
                 if time.monotonic() - begun > seconds:
                     break

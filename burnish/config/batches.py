@@ -23,10 +23,6 @@ class Sizes:
     on_cpu: int  # fast there
     unforeseen: int  # on a GPU whose run is not forecast
 
-    def above(self, size: int) -> int:
-        """The next larger one; the largest is the last."""
-        return min((one for one in self.tried if one > size), default=size)
-
 
 def unsettled(config: RunConfig) -> dict[str, Sizes]:
     """The sizes of every batch that is still auto, by its option."""

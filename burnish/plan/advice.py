@@ -35,7 +35,6 @@ class Remedy:
     option: str
     cost: str
     phases: tuple[str, ...] = ()  # that it helps in; none is all
-    ranks: bool = False  # it has an effect on several ranks only
     task: str = ""  # that it is for; "" is any
 
 
@@ -47,7 +46,7 @@ REMEDIES = (  # in the order of what they cost in speed
     Remedy("rollout.vllm.sleep=true", "vLLM gives its memory back while the policy learns: a copy of its weights"),
     Remedy("model.vae_tiling=true", "images are decoded in tiles: hardly any speed", MADE),
     Remedy("model.offload=true", "text encoders and VAE rest in CPU memory: a copy of each before it is used"),
-    Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
+    Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding"),
     Remedy("model.gradient_checkpointing=true", "about a third more computing in updates", LEARNED),
     Remedy("model.lora={rank: 32}", "only adapters learn: another result, and quicker updates"),
     Remedy("optimizer.offload=true", "the optimizer steps on the CPU: slow updates"),
@@ -87,8 +86,6 @@ def remedies(
             continue
         if remedy.task and read(()).task != remedy.task:
             continue
-        if remedy.ranks and max(pool.processes for pool in now.pools) == 1:
-            continue
         options = (*kept, remedy.option)
         try:
             smaller = read(options)
@@ -122,40 +119,32 @@ def candidates(config: RunConfig) -> list[dict[str, Any]]:
     return [sizes for layout in layouts(config) if (sizes := batches | layout) != low] + [low]
 
 
-def choose(config: RunConfig, first: Forecast, memory: int, tell: Tell = silent) -> Chosen:
+def choose(config: RunConfig, memory: int | None, tell: Tell = silent, *, first: Forecast | None = None) -> Chosen:
     """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
         config: of the run.
-        first: its forecast with the first of its ``candidates``.
-        memory: bytes of a GPU.
+        memory: bytes of a GPU; None takes the smallest sizes.
         tell: as of ``forecast``.
+        first: its forecast with the first of its ``candidates``, if it is made.
     """
-    (low, *others), least, open_sizes = candidates(config), first, unsettled(config)
-    while others and not least.fits(memory):
+    low, *others = candidates(config) if memory is not None else [smallest(config)]
+    least, open_sizes = first or forecast(with_sizes(config, low), tell), unsettled(config)
+    while memory is not None and others and not least.fits(memory):
         low = others.pop(0)
-        if not others or least_bytes(config, low, *first.pools[0].weights) <= memory:
+        if not others or least_bytes(config, low, *least.pools[0].weights) <= memory:
             least = forecast(with_sizes(config, low), tell)
-    if not least.fits(memory):
+    if memory is None or not least.fits(memory):
         return Chosen(low, least)
-    chosen, now = (
-        Chosen(low, least),
-        low
-        | {
-            option: max(_largest(sizes, low[option], _room(option, memory, least)), sizes.above(low[option]))
-            for option, sizes in open_sizes.items()
-        },
-    )
+    chosen, found, now = Chosen(low, least), None, low
     for _ in range(ROUNDS):
+        rooms = {option: _room(option, memory, least, found, now[option] / low[option]) for option in open_sizes}
+        now = low | {option: _largest(sizes, low[option] * rooms[option]) for option, sizes in open_sizes.items()}
         if now == chosen.sizes:
             break
-        found, tried = forecast(with_sizes(config, now), tell), now
+        found = forecast(with_sizes(config, now), tell)
         if found.fits(memory):
             chosen = Chosen(now, found)
-        now = low | {
-            option: _largest(sizes, low[option], _room(option, memory, least, found, tried[option] / low[option]))
-            for option, sizes in open_sizes.items()
-        }
     return chosen
 
 
@@ -167,15 +156,16 @@ def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, froz
     return (16 * learned + 2 * frozen) // max(shard or config.ranks, parts) + gathered // parts
 
 
-def _largest(sizes: Sizes, low: int, room: float) -> int:
-    """The largest size that is at most so many times as large as one that fits."""
-    return max(size for size in sizes.tried if size == low or low < size <= low * room)
+def _largest(sizes: Sizes, most: float) -> int:
+    """The largest size up to ``most``."""
+    return max(size for size in sizes.tried if size <= most)
 
 
-def _room(option: str, memory: int, least: Forecast, found: Forecast | None = None, larger: float = 2.0) -> float:
-    """How many times as large as in ``least`` a size may be, by what ``larger`` times as large ones need.
+def _room(option: str, memory: int, least: Forecast, found: Forecast | None, larger: float) -> float:
+    """How many times as large as in ``least`` a size may be, by what one needs that is so many times ``larger``.
 
-    A phase of neither kind counts for both. Without ``found``, activations and caches are what grows.
+    A phase of neither kind counts for both. Where nothing larger was forecast yet, activations and caches are what
+    grows, and twice the size is worth a try.
     """
     others = LEARNED if option == SAMPLED else MADE
     room = math.inf
@@ -184,7 +174,7 @@ def _room(option: str, memory: int, least: Forecast, found: Forecast | None = No
             low, parts = pool.needs_in(phase, memory), pool.phases[phase].parts
             more = pool.sharing * (1 + FRAGMENTS) * sum(parts.get(name, 0) for name in GROWING)
             if found is not None:
-                more = found.pools[number].needs_in(phase, memory) - low
+                more = (found.pools[number].needs_in(phase, memory) - low) / max(larger - 1, 1e-9)
             if more > 0:
-                room = min(room, 1 + (larger - 1) * (memory - low) / more)
-    return room
+                room = min(room, 1 + (memory - low) / more)
+    return room if found is not None else max(room, 2.0)

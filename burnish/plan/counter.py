@@ -58,12 +58,6 @@ class Peak:
     host: int = 0  # the most bytes in CPU memory at once
     work: Counter[str] = field(default_factory=Counter)  # operations, kernels, bytes that these move, or ranks send
 
-    def times(self, at_once: int, work: float) -> Peak:
-        """The same so many times at once, and with so many times the work."""
-        parts = {name: at_once * size for name, size in self.parts.items()}
-        amounts: Any = {kind: work * amount for kind, amount in self.work.items()}
-        return Peak(at_once * self.total, parts, self.host, Counter(amounts))
-
 
 @dataclass
 class _Storage:
@@ -162,16 +156,6 @@ class LiveBytes(TorchDispatchMode):
         """Say what tensors are for: those of a phase so far, and those that were made before counting began."""
         for tensor in tensors_of(tensors):
             self._add(tensor, self.rests.get(category, category), again=True)
-
-    def beside(self, phase: str, tensors: Any) -> None:
-        """A phase has tensors of a batch twice."""
-        found, peak = list(tensors_of(tensors)), self.peaks[phase]
-        size = int(self.held(found) * self.times.get(BATCH, 1))
-        if any(self._category(one) == STORED for one in found):
-            peak.host += size
-        else:
-            peak.total += size
-            peak.parts[BATCH] = peak.parts.get(BATCH, 0) + size
 
     def repeat_work(self, phase: str, times: float, some: Mapping[str, float] | None = None, more: float = 1.0) -> None:
         """What a phase did stands for so many times as much, but ``some`` of it for ``more`` times."""

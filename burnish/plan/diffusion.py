@@ -64,11 +64,13 @@ class GeneratorHalf(Half):
         """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
         config = self.assembly.config
-        members = {"prompts": 0, "images": 1, "pairs": 2, "scored": 1}[config.holds]
-        if not members or not isinstance(shades, np.ndarray):
+        if not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        images = made_up_images(prompts, members, shades, config.data.scores or {}, config.rollout.n)
-        return {"train_prompts": prompts, "files": {"data": images}}
+        members = {"images": 1, "pairs": 2, "scored": 1}.get(config.holds)
+        each = {"data": (members, config.data.scores or {}, config.rollout.n)} if members else {}
+        each |= {"supervised": (1, {}, 1)} if config.supervised is not None else {}
+        files = {name: made_up_images(prompts, count, shades, *scores) for name, (count, *scores) in each.items()}
+        return {"train_prompts": prompts, "files": files}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""
@@ -197,17 +199,14 @@ class GeneratorHalf(Half):
 
     def _label(self, part: Any) -> None:
         """Say where the weights of an offloaded part are whenever it moves."""
-        weights, bring, leave = [weight for _, _, weight in part._resting], part.bring, part.leave
+        weights = [weight for _, _, weight in part._resting]
 
         def moved(move: Callable[[], None]) -> None:
-            before = part.is_away
             move()
-            if part.is_away != before:
-                self.counter.label(HOST if part.is_away else WEIGHTS, weights)
+            self.counter.label(HOST if part.is_away else WEIGHTS, weights)
 
-        part.bring, part.leave = partial(moved, bring), partial(moved, leave)
-        if part.is_away:
-            self.counter.label(HOST, weights)
+        part.bring, part.leave = partial(moved, part.bring), partial(moved, part.leave)
+        moved(lambda: None)
 
     def draw(self, job: FlowJob) -> None:
         self.assembly.engine.prepare(job.prompts, job)

@@ -12,10 +12,10 @@ each row, int8 one more byte for a row's zero.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,10 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnish.options.model import Precision
-from burnish.plan.counter import DEVICE, META, device_of, key_of, tensors_in
+from burnish.plan.counter import DEVICE, META, device_of, tensors_in
 from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_group
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
@@ -128,19 +128,21 @@ class Pretending(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation made of like tensors before; else by PyTorch's own kernel for shapes."""
-        key = (func, _likeness(args), _likeness(kwargs.items())) if _is_pure(func) else None
-        found = _each(_like, self._known.get(key))
-        if found is None:
-            try:
-                with in_kernel_invocation_manager(self.fake):
-                    found = self._without_memory(func, args, kwargs)
-            except NotImplementedError:
-                return self.fake.dispatch(func, types, args, kwargs)
-            given = {key_of(one) for one in tensors_in((*args, *kwargs.values()))}
-            if key is not None and given.isdisjoint(map(key_of, tensors_in((found,)))):  # else it is a view
-                self._known[key] = _each(_like, found)
-        return _each(self._as_fake, found)
+        """What an operation makes of like tensors, by PyTorch's own kernel for shapes, asked once."""
+        key = (func, *map(_likeness, tree_leaves((args, kwargs)))) if _is_pure(func) else None
+        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
+            found = None if key is None else self._known.get(key)
+            if found is None:
+                found = self._without_memory(func, args, kwargs)
+            if key is not None:
+                self._known[key] = found
+            made = self._as_fake if key is None else self._anew
+            return list(map(made, found)) if isinstance(found, list | tuple) else made(found)
+        return self.fake.dispatch(func, types, args, kwargs)
+
+    def _anew(self, value: Any) -> Any:
+        """A fake tensor like one without memory; anything else as it is."""
+        return self._as_fake(torch.empty_like(value)) if isinstance(value, Tensor) else value
 
     @staticmethod
     def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
@@ -206,7 +208,8 @@ class Pretending(TorchDispatchMode):
 @cache
 def _is_pure(func: Any) -> bool:
     """Whether an operation makes tensors of its own and changes none."""
-    return all(one.alias_info is None for one in (*func._schema.returns, *func._schema.arguments))
+    aliases = any(one.alias_info is not None for one in (*func._schema.returns, *func._schema.arguments))
+    return func.namespace == "aten" and not aliases and func is not aten._unsafe_view.default
 
 
 def _is_large(value: Tensor, *, unset: bool) -> bool:
@@ -220,21 +223,7 @@ def _is_large(value: Tensor, *, unset: bool) -> bool:
 
 def _likeness(value: Any) -> Any:
     """What an operation's result is made like: of tensors their shapes alone."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(map(_likeness, value))
-    return type(value), value
-
-
-def _like(value: Any) -> Any:
-    """A tensor like another one without values, with memory of its own; anything else as it is."""
-    return value.new_empty_strided(value.shape, value.stride()) if isinstance(value, Tensor) else value
-
-
-def _each(function: Callable[[Any], Any], found: Any) -> Any:
-    """A function of what an operation returned, or of everything in it."""
-    return list(map(function, found)) if isinstance(found, list | tuple) else function(found)
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
 
 
 def _without_values(value: Any) -> Any:
@@ -297,15 +286,12 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     return self
 
 
-T = TypeVar("T")
-
-
 class PretendRanks(ProcessRanks):
     """Ranks that all do what this one does, in a process group whose collectives do nothing."""
 
     sum, max, each, first, clone_group = Ranks.sum, Ranks.max, Ranks.each, Ranks.first, Ranks.clone_group
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
     to_first = gather
@@ -336,8 +322,7 @@ class _FourBits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        layer: StoredLinear = ctx.layer
-        return (gradients[0].to(layer.compute) @ layer.full()).to(ctx.given), None
+        return (gradients[0].to(ctx.layer.compute) @ ctx.layer.full()).to(ctx.given), None
 
 
 class StoredLinear(nn.Linear):
@@ -370,8 +355,7 @@ class StoredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.precision == "nf4":
-            found: Tensor = _FourBits.apply(x, self)  # type: ignore[no-untyped-call]
-            return found
+            return _FourBits.apply(x, self)  # type: ignore[no-untyped-call, no-any-return]
         # as torchao multiplies: what the weight is cast to waits for the backward pass
         product = F.linear(x.to(self.compute), self.full())
         if self.precision == "int8":

@@ -196,11 +196,9 @@ def forecast(config: RunConfig, tell: Tell = silent) -> Forecast:
 def _judges(config: RunConfig) -> Iterator[PoolForecast]:
     """The pool that scores, if there is one and it has networks on GPUs."""
     pool = config.pools.reward if config.runtime == "ray" else None
-    if pool is None:
-        return
     found = loaded_by({"rewards": config.rewards}, config.scoring.processes)
     held = found.always + found.scoring
-    if held or found.unknown:
+    if pool is not None and (held or found.unknown):
         phases = {SCORE: Peak(held, {REWARDS: held})}
         yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
 

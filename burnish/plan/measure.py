@@ -137,13 +137,11 @@ def learn(
     Returns:
         How many micro-batches the mini-batch has, and by phase the work of all but the last that was learned.
     """
-    every, count, earlier = trainer._micro_batches, 0, dict[str, Counter[str]]()
+    every, earlier = trainer._micro_batches, dict[str, Counter[str]]()
+    count = sum(1 for _ in every(mini))
 
     def few(mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        nonlocal count
-        parts = every(mini)
-        first, weight, _ = next(parts)
-        count = 1 + sum(1 for _ in parts)
+        first, weight, _ = next(every(mini))
         if more or count > 1:
             yield first, weight, False
             earlier.update({name: Counter(peak.work) for name, peak in counter.peaks.items()})
@@ -180,8 +178,9 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     with counter.phase(SAMPLE) if samples else nullcontext():
         scored = collect(assembly, counter, update)
         counter.label(STORED, half.caches())
-    if samples and filtered is not None and filtered.max_num_gen_batches > 1:
-        counter.beside(SAMPLE, scored)  # all but a prompt of one batch wait beside another
+        if samples and filtered is not None and filtered.max_num_gen_batches > 1:
+            with counter.made_as(BATCH):  # all but a prompt of one batch wait beside another
+                _ = [one.clone() for one in tensors_of(scored)]
     with counter.phase(LOGPROBS):
         annotated = trainer.compute_logprobs(scored)
         counter.label(BATCH, annotated)

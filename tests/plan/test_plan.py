@@ -41,7 +41,9 @@ def large(files):
 OFFLINE = ["algorithm=diffusion_dpo", "algorithm.online=false", "runtime=ray", "pools.train.processes=2"]
 
 
-@pytest.mark.parametrize("given", [["algorithm=sft"], *seldom(OFFLINE)])
+@pytest.mark.parametrize(
+    "given", [["algorithm=sft"], *seldom(OFFLINE, ["algorithm=flow_grpo", "supervised.train_files=nowhere"])]
+)
 def test_a_plan_needs_no_data_and_no_adapter(given):
     absent = [
         "data.train_files=nowhere.jsonl", "data.val_files=nowhere.jsonl", "model.lora.path=nowhere",
@@ -233,7 +235,7 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
 
 
 ENHANCES = [
-    "environment={name: function, path: 'burnish.environments.drawing:PromptEnhancer', max_turns: 1, concurrency: 3,"
+    "environment={name: function, path: 'burnish.environments.drawing:PromptEnhancer', max_turns: 1,"
     " arguments: {path: '{files}/sd3', height: 64, width: 64, reward: {name: pickscore, device: cuda}}}",
     "rewards={environment: {weight: 1}}", "validation.every=null",
 ]  # fmt: skip
@@ -252,7 +254,7 @@ def test_what_draws_by_the_policy_s_prompts_is_counted(files):
         with counter.span() as span:
             draw("a fox", seed=0)
     assert beside.parts["weights"] - before.parts["weights"] == pytest.approx(held, rel=0.1)
-    assert beside.parts["activations"] == pytest.approx(3 * span.total, rel=0.1), "as many as are asked at a time"
+    assert beside.parts["activations"] == pytest.approx(span.total, rel=0.1)
     assert beside.parts["rewards"] == pytest.approx(986e6 * 4, rel=0.1)
     assert drawn == pytest.approx(alone + config.samples * (operations.cost.forward - begun), rel=0.02)
 
