@@ -27,6 +27,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -39,6 +40,7 @@ from burnish.plan.advice import least_bytes
 from burnish.plan.counter import BETWEEN, INSIDE, OPERATIONS, LiveBytes
 from burnish.plan.forecast import half_of, pretended
 from burnish.plan.published import CONFIG, Published, located, published
+from burnish.training.trainer import Trainer
 
 LEARNS = {"LoRA": "model.lora={rank: 32}", "all weights": "model.lora=null"}
 A3B = "Qwen3-VL-30B-A3B"
@@ -57,14 +59,15 @@ SPEED = Speed()
 RATES = {INSIDE: SPEED.nvlink * 1e9, BETWEEN: SPEED.network * 1e9}  # bytes a second that a GPU receives
 
 
-class Repeating(measure.OneMicroBatch):
-    """A trainer whose optimizer step learns the same micro-batch so many times."""
+def repeating(trainer: Trainer, times: int) -> Any:
+    """A context in which an optimizer step learns the same micro-batch so many times."""
+    every = trainer._micro_batches
 
-    times = 1
+    def same(mini: Any) -> Iterator[Any]:
+        micro, weight, _ = next(every(mini))
+        yield from ((micro, weight, number == times) for number in range(1, times + 1))
 
-    def _micro_batches(self, mini: Any) -> Iterator[Any]:
-        micro, weight, _ = next(super(measure.OneMicroBatch, self)._micro_batches(mini))
-        yield from ((micro, weight, number == self.times) for number in range(1, self.times + 1))
+    return patch.object(trainer, "_micro_batches", same)
 
 
 def describe_a3b(folder: Path) -> str:
@@ -98,19 +101,20 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
             half = half_of(assembly, counter, pretending)
             measure.load(assembly, counter, half)
             half.prepare()
-            trainer = Repeating.of(assembly.workers, counter)
+            trainer = assembly.workers
             measure.take_few(assembly, counter, half)
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
             works = []
-            for trainer.times in (1, 2):
-                with counter.span() as span, measure.phases_of_updates(counter, trainer.groups):
+            for times in (1, 2):
+                phases = measure.phases_of_updates(counter, trainer.groups)
+                with counter.span() as span, repeating(trainer, times), phases:
                     trainer.update(batch.select(range(size)), 1)
                 works.append(span.work)
             shard = layout[SHARD_SIZE] or size
             network, calls = assembly.roles._networks["policy"], Counter[str]()
             network.register_forward_pre_hook(lambda *_: calls.update([learns]) if torch.is_grad_enabled() else None)
-            trainer.times = 1
-            trainer.update(batch.select(range(size)), 1)
+            with repeating(trainer, 1):
+                trainer.update(batch.select(range(size)), 1)
             # float32 gradients have twice the size of gathered weights, which are bfloat16 as a call's gradients are
             waits = least_bytes(config, layout, *counts) + 2 * counts[0] // config.sharding.parts < ROOM * memory
             each = [0 if waits else times * calls[learns] for times in TIMES]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -166,10 +167,8 @@ class Foreteller:
             answer = self._server.call(seconds, late, *question)
         except TimeoutError:
             raise NoForecast(late) from None
-        except LoadFailed as error:
-            raise NoForecast(str(error)) from None
-        except ChildDied as error:
-            raise NoForecast(f"its process ended: {error}") from error
+        except (LoadFailed, ChildDied) as error:
+            raise NoForecast(str(error)) from error
         if isinstance(answer, str):
             raise NoForecast(answer)
         return answer
@@ -178,28 +177,29 @@ class Foreteller:
 def _foreteller(file: str) -> Callable[..., Any]:
     """In the process: forecasts the run, and returns what answers about a GPU's memory.
 
-    It answers with the largest batches for so many bytes, or, given seconds, with options that make the run smaller, as
-    far as they were tried in that time; with a text where it can't.
+    It answers with the largest batches for so many bytes, or then, given seconds, with options that make the run
+    smaller, as far as they were tried in that time; with a text where it can't.
 
     Raises:
         RuntimeError: there is no forecast.
     """
     # a run that asks for none imports none of this
-    from burnish.plan.advice import choose, remedies
+    from burnish.plan.advice import candidates, choose, remedies
     from burnish.plan.forecast import forecast
 
     config = load(file)
     try:
-        least = forecast(with_sizes(config, smallest(config)))
+        first = forecast(with_sizes(config, candidates(config)[0]))
     except Exception as error:
         raise RuntimeError(_why(error)) from None
+    chosen = cache(partial(choose, config, first=first))
 
     def answer(memory: int, seconds: float | None = None) -> Any:
         try:
             if seconds is None:
-                return choose(config, least, memory)
+                return chosen(memory)
             tried, begun = [], time.monotonic()
-            for one in remedies(lambda more: load(file, more), least, memory):
+            for one in remedies(lambda more: load(file, more), chosen(memory).forecast, memory):
                 tried.append(one)
                 if time.monotonic() - begun > seconds:
                     break

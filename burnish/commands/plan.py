@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from burnish.config import RunConfig, load
-from burnish.config.batches import smallest, with_sizes, written
+from burnish.config.batches import written
 from burnish.config.hardware import Speed, made_for, read_machine, read_speed
 from burnish.config.load import hardware_of
 from burnish.utils import terminal
@@ -44,7 +44,7 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     with terminal.loading_pytorch():
         from burnish.plan.advice import choose, remedies
         from burnish.plan.counter import shown
-        from burnish.plan.forecast import FRAGMENTS, OVERHEAD, forecast
+        from burnish.plan.forecast import FRAGMENTS, OVERHEAD
     stated, (machine, _) = hardware_of(recipe), read_machine(options)
     profile = machine.profile(stated)
     memory = machine.memory or (None if profile is None else profile.bytes)
@@ -56,14 +56,12 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
         terminal.say(made_for(recipe, stated))
     if profile is not None and machine.memory is None:
         terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
-    sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
     with terminal.progress("Forecasting") as tell:
-        found = forecast(with_sizes(config, sizes), tell)
-        if memory is not None:
-            chosen = choose(config, found, memory, tell)
-            found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
-    if sizes:
-        terminal.say(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).")
+        chosen = choose(config, memory, tell)
+    if chosen.sizes:
+        why = "the smallest; memory=80GB finds the largest that fit" if memory is None else f"for {shown(memory)}"
+        terminal.say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))} ({why}).")
+    found = chosen.forecast
     for pool in found.pools:
         _show(pool, memory)
         _show_seconds(pool, speed)

@@ -170,6 +170,10 @@ class Environment(Named, ABC):
     def close(self) -> None:
         """End processes of the environment."""
 
+    def generators(self) -> list[dict[str, Any]]:
+        """Arguments of every ``PromptEnhancer`` that draws in the process that samples: a forecast draws with it."""
+        return []
+
     def longest(self, response: int) -> int:
         """Most tokens of the policy in a dialogue, if ``response`` is the limit of one response."""
         total = self.max_turns * response
@@ -210,6 +214,9 @@ class LabelledEnvironment(Environment):
     def close(self) -> None:
         for environment in self.environments.values():
             environment.close()
+
+    def generators(self) -> list[dict[str, Any]]:
+        return [one for environment in self.environments.values() for one in environment.generators()]
 
 
 class _OfLabel:

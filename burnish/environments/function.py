@@ -45,6 +45,11 @@ class FunctionEnvironment(Environment):
     def user_code(self) -> list[str]:
         return [self.path]
 
+    def generators(self) -> list[dict[str, Any]]:
+        from burnish.environments.drawing import PromptEnhancer
+
+        return [self.arguments] if load_object(self.path, "environment") is PromptEnhancer else []
+
     def check(self) -> None:
         try:
             episode = self.episode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ from burnish.config.batches import (
     unsettled,
     with_sizes,
 )
-from burnish.plan.counter import Tell, silent
-from burnish.plan.forecast import Forecast, forecast
+from burnish.plan.counter import ACTIVATIONS, CACHES, Tell, silent
+from burnish.plan.forecast import FRAGMENTS, Forecast, forecast
 from burnish.plan.measure import BACKWARD, BASELINE, SAMPLE, UPDATE, VALIDATE
 from burnish.utils.errors import UserError
 
@@ -34,7 +35,6 @@ class Remedy:
     option: str
     cost: str
     phases: tuple[str, ...] = ()  # that it helps in; none is all
-    ranks: bool = False  # it has an effect on several ranks only
     task: str = ""  # that it is for; "" is any
 
 
@@ -46,7 +46,7 @@ REMEDIES = (  # in the order of what they cost in speed
     Remedy("rollout.vllm.sleep=true", "vLLM gives its memory back while the policy learns: a copy of its weights"),
     Remedy("model.vae_tiling=true", "images are decoded in tiles: hardly any speed", MADE),
     Remedy("model.offload=true", "text encoders and VAE rest in CPU memory: a copy of each before it is used"),
-    Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding", (), ranks=True),
+    Remedy("sharding.gather=compute", "weights are gathered in model.dtype: faster, other rounding"),
     Remedy("model.gradient_checkpointing=true", "about a third more computing in updates", LEARNED),
     Remedy("model.lora={rank: 32}", "only adapters learn: another result, and quicker updates"),
     Remedy("optimizer.offload=true", "the optimizer steps on the CPU: slow updates"),
@@ -86,8 +86,6 @@ def remedies(
             continue
         if remedy.task and read(()).task != remedy.task:
             continue
-        if remedy.ranks and max(pool.processes for pool in now.pools) == 1:
-            continue
         options = (*kept, remedy.option)
         try:
             smaller = read(options)
@@ -101,7 +99,8 @@ def remedies(
             kept, now = options, found
 
 
-ROUNDS = 5  # forecasts with other sizes than the smallest
+ROUNDS = 5  # forecasts with larger batches
+GROWING = ACTIVATIONS, CACHES  # with a batch, as it is thought before a larger one is forecast
 SAMPLED = "rollout.batch_size"  # for what is MADE; the other one is for what is LEARNED from
 
 
@@ -113,38 +112,40 @@ class Chosen:
     forecast: Forecast
 
 
-def choose(config: RunConfig, least: Forecast, memory: int, tell: Tell = silent) -> Chosen:
+def candidates(config: RunConfig) -> list[dict[str, Any]]:
+    """What may be put in for auto, until it fits: batches of some size in each layout, least traffic first; then the
+    smallest ones."""
+    low, batches = smallest(config), unforeseen(config, on_gpu=True)
+    return [sizes for layout in layouts(config) if (sizes := batches | layout) != low] + [low]
+
+
+def choose(config: RunConfig, memory: int | None, tell: Tell = silent, *, first: Forecast | None = None) -> Chosen:
     """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
         config: of the run.
-        least: its forecast with the smallest sizes and shards; the result where no other fits.
-        memory: bytes of a GPU.
+        memory: bytes of a GPU; None takes the smallest sizes.
         tell: as of ``forecast``.
+        first: its forecast with the first of its ``candidates``, if it is made.
     """
-    low, open_sizes = smallest(config), unsettled(config)
-    if not low or not least.fits(memory):
+    low, *others = candidates(config) if memory is not None else [smallest(config)]
+    least, open_sizes = first or forecast(with_sizes(config, low), tell), unsettled(config)
+    while memory is not None and others and not least.fits(memory):
+        low = others.pop(0)
+        if not others or least_bytes(config, low, *least.pools[0].weights) <= memory:
+            least = forecast(with_sizes(config, low), tell)
+    if memory is None or not least.fits(memory):
         return Chosen(low, least)
-    for layout in layouts(config)[:-1]:
-        sizes = low | unforeseen(config, on_gpu=True) | layout
-        if least_bytes(config, layout, *least.pools[0].weights) > memory:
-            continue
-        found = forecast(with_sizes(config, sizes), tell)
-        if found.fits(memory):
-            low, least = sizes, found
-            break
-    now = low | {option: sizes.tried[-1] for option, sizes in open_sizes.items()}
+    chosen, found, now = Chosen(low, least), None, low
     for _ in range(ROUNDS):
-        if now == low:
+        rooms = {option: _room(option, memory, least, found, now[option] / low[option]) for option in open_sizes}
+        now = low | {option: _largest(sizes, low[option] * rooms[option]) for option, sizes in open_sizes.items()}
+        if now == chosen.sizes:
             break
         found = forecast(with_sizes(config, now), tell)
         if found.fits(memory):
-            return Chosen(now, found)
-        now = low | {
-            option: _between(sizes, low[option], now[option], _room(option, least, found, memory))
-            for option, sizes in open_sizes.items()
-        }
-    return Chosen(low, least)
+            chosen = Chosen(now, found)
+    return chosen
 
 
 def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, frozen: int) -> int:
@@ -155,23 +156,25 @@ def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, froz
     return (16 * learned + 2 * frozen) // max(shard or config.ranks, parts) + gathered // parts
 
 
-def _between(sizes: Sizes, low: int, now: int, room: float) -> int:
-    """The largest size within that part of the way from one that fits to one that is too large."""
-    if room >= 1:
-        return now
-    return max(size for size in sizes.tried if size == low or (low < size < now and size <= low + room * (now - low)))
+def _largest(sizes: Sizes, most: float) -> int:
+    """The largest size up to ``most``."""
+    return max(size for size in sizes.tried if size <= most)
 
 
-def _room(option: str, least: Forecast, found: Forecast, memory: int) -> float:
-    """How far memory reaches from the smallest batches to those of ``found``; 1 where this option needs no less.
+def _room(option: str, memory: int, least: Forecast, found: Forecast | None, larger: float) -> float:
+    """How many times as large as in ``least`` a size may be, by what one needs that is so many times ``larger``.
 
-    A phase of neither kind counts for both.
+    A phase of neither kind counts for both. Where nothing larger was forecast yet, activations and caches are what
+    grows, and twice the size is worth a try.
     """
     others = LEARNED if option == SAMPLED else MADE
-    room = 1.0
-    for small, large in zip(least.pools, found.pools, strict=True):
-        for phase in large.phases.keys() - set(others):
-            low, high = small.needs_in(phase, memory), large.needs_in(phase, memory)
-            if high > memory:
-                room = min(room, (memory - low) / (high - low))
-    return room
+    room = math.inf
+    for number, pool in enumerate(least.pools):
+        for phase in pool.phases.keys() - set(others):
+            low, parts = pool.needs_in(phase, memory), pool.phases[phase].parts
+            more = pool.sharing * (1 + FRAGMENTS) * sum(parts.get(name, 0) for name in GROWING)
+            if found is not None:
+                more = (found.pools[number].needs_in(phase, memory) - low) / max(larger - 1, 1e-9)
+            if more > 0:
+                room = min(room, 1 + (memory - low) / more)
+    return room if found is not None else max(room, 2.0)

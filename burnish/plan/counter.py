@@ -6,10 +6,11 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -85,6 +86,7 @@ class LiveBytes(TorchDispatchMode):
         self._phases: list[str] = []
         self._spans: list[Peak] = []
         self._resize: Any = torch.UntypedStorage.resize_
+        self._patches = ExitStack()
         self._formulas = FlopCounter().formulas
 
     @property
@@ -155,16 +157,6 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tensors_of(tensors):
             self._add(tensor, self.rests.get(category, category), again=True)
 
-    def beside(self, phase: str, tensors: Any) -> None:
-        """A phase has tensors of a batch twice."""
-        found, peak = list(tensors_of(tensors)), self.peaks[phase]
-        size = int(self.held(found) * self.times.get(BATCH, 1))
-        if any(self._category(one) == STORED for one in found):
-            peak.host += size
-        else:
-            peak.total += size
-            peak.parts[BATCH] = peak.parts.get(BATCH, 0) + size
-
     def repeat_work(self, phase: str, times: float, some: Mapping[str, float] | None = None, more: float = 1.0) -> None:
         """What a phase did stands for so many times as much, but ``some`` of it for ``more`` times."""
         if phase in self.peaks:
@@ -210,13 +202,14 @@ class LiveBytes(TorchDispatchMode):
                 self._change(known, size, known.category)
             return found
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resized))
+        self._patches.enter_context(patch.object(torch, "inference_mode", _no_grad))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._patches.close()
 
     def _did(self, work: Mapping[str, float]) -> None:
         for count in (self.done, *(self.peaks[name].work for name in self._phases[-1:])):
@@ -281,6 +274,11 @@ class LiveBytes(TorchDispatchMode):
             peak.host = max(peak.host, host)
             if live >= peak.total:
                 peak.total, peak.parts = live, dict(Counter(self.parts()) + Counter(more.parts if more else {}))
+
+
+def _no_grad(mode: bool = True) -> AbstractContextManager[Any]:
+    """In the place of inference mode, which hides the operations that others consist of, as linear layers do."""
+    return torch.no_grad() if mode else nullcontext()
 
 
 @cache

@@ -27,7 +27,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
 from burnish.plan.measure import LOAD, Half
-from burnish.plan.repeats import Like, Once, made_of
+from burnish.plan.repeats import Like, Once, compute_once, made_of
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -65,11 +65,13 @@ class GeneratorHalf(Half):
         """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
         config = self.assembly.config
-        members = {"prompts": 0, "images": 1, "pairs": 2, "scored": 1}[config.holds]
-        if not members or not isinstance(shades, np.ndarray):
+        if not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        images = made_up_images(prompts, members, shades, config.data.scores or {}, config.rollout.n)
-        return {"train_prompts": prompts, "files": {"data": images}}
+        members = {"images": 1, "pairs": 2, "scored": 1}.get(config.holds)
+        each = {"data": (members, config.data.scores or {}, config.rollout.n)} if members else {}
+        each |= {"supervised": (1, {}, 1)} if config.supervised is not None else {}
+        files = {name: made_up_images(prompts, count, shades, *scores) for name, (count, *scores) in each.items()}
+        return {"train_prompts": prompts, "files": files}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with an image where the pipeline needs one, or data.images_key says that there are some."""
@@ -109,11 +111,9 @@ class GeneratorHalf(Half):
     def prepare(self) -> None:
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
-        frozen = [part for name, part in self._components if name not in model.names]
         once = partial(Once, counter=self.counter)
-        for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
-            name = "decode" if hasattr(part, "decode") else "forward"
-            setattr(part, name, once(getattr(part, name)))
+        # pipelines of two experts call both, of which one may be trained
+        compute_once((part for name, part in self._components if name not in model.names), self.counter)
         if model.away:
             self._offload(model)
         model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.shares))
@@ -200,17 +200,14 @@ class GeneratorHalf(Half):
 
     def _label(self, part: Any) -> None:
         """Say where the weights of an offloaded part are whenever it moves."""
-        weights, bring, leave = [weight for _, _, weight in part._resting], part.bring, part.leave
+        weights = [weight for _, _, weight in part._resting]
 
         def moved(move: Callable[[], None]) -> None:
-            before = part.is_away
             move()
-            if part.is_away != before:
-                self.counter.label(HOST if part.is_away else WEIGHTS, weights)
+            self.counter.label(HOST if part.is_away else WEIGHTS, weights)
 
-        part.bring, part.leave = partial(moved, bring), partial(moved, leave)
-        if part.is_away:
-            self.counter.label(HOST, weights)
+        part.bring, part.leave = partial(moved, part.bring), partial(moved, part.leave)
+        moved(lambda: None)
 
     def draw(self, job: FlowJob) -> None:
         self.assembly.engine.prepare(job.prompts, job)

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnish.options.model import Precision
 from burnish.plan.counter import DEVICE, META, device_of, tensors_in
@@ -63,6 +63,7 @@ class Pretending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._known: dict[Any, Any] = {}  # what operations made, by what they made it of
         self.integer = 1  # the answer where one is asked for
         self._answers: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
@@ -127,11 +128,21 @@ class Pretending(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """By PyTorch's own kernel for shapes, which is faster than what FakeTensorMode remembers of operations."""
+        """What an operation makes of like tensors, by PyTorch's own kernel for shapes, asked once."""
+        key = (func, *map(_likeness, tree_leaves((args, kwargs)))) if _is_pure(func) else None
         with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-            found = self._without_memory(func, args, kwargs)
-            return list(map(self._as_fake, found)) if isinstance(found, list | tuple) else self._as_fake(found)
+            found = None if key is None else self._known.get(key)
+            if found is None:
+                found = self._without_memory(func, args, kwargs)
+            if key is not None:
+                self._known[key] = found
+            made = self._as_fake if key is None else self._anew
+            return list(map(made, found)) if isinstance(found, list | tuple) else made(found)
         return self.fake.dispatch(func, types, args, kwargs)
+
+    def _anew(self, value: Any) -> Any:
+        """A fake tensor like one without memory; anything else as it is."""
+        return self._as_fake(torch.empty_like(value)) if isinstance(value, Tensor) else value
 
     @staticmethod
     def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
@@ -197,7 +208,8 @@ class Pretending(TorchDispatchMode):
 @cache
 def _is_pure(func: Any) -> bool:
     """Whether an operation makes tensors of its own and changes none."""
-    return all(one.alias_info is None for one in (*func._schema.returns, *func._schema.arguments))
+    aliases = any(one.alias_info is not None for one in (*func._schema.returns, *func._schema.arguments))
+    return func.namespace == "aten" and not aliases and func is not aten._unsafe_view.default
 
 
 def _is_large(value: Tensor, *, unset: bool) -> bool:
@@ -207,6 +219,11 @@ def _is_large(value: Tensor, *, unset: bool) -> bool:
     if unset and (floating or (value.dtype == torch.uint8 and size)):
         return True
     return size > (LARGE if floating else HUGE)
+
+
+def _likeness(value: Any) -> Any:
+    """What an operation's result is made like: of tensors their shapes alone."""
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
 
 
 def _without_values(value: Any) -> Any:
@@ -269,15 +286,12 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     return self
 
 
-T = TypeVar("T")
-
-
 class PretendRanks(ProcessRanks):
     """Ranks that all do what this one does, in a process group whose collectives do nothing."""
 
     sum, max, each, first, clone_group = Ranks.sum, Ranks.max, Ranks.each, Ranks.first, Ranks.clone_group
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
     to_first = gather
@@ -308,8 +322,7 @@ class _FourBits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        layer: StoredLinear = ctx.layer
-        return (gradients[0].to(layer.compute) @ layer.full()).to(ctx.given), None
+        return (gradients[0].to(ctx.layer.compute) @ ctx.layer.full()).to(ctx.given), None
 
 
 class StoredLinear(nn.Linear):
@@ -342,8 +355,7 @@ class StoredLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.precision == "nf4":
-            found: Tensor = _FourBits.apply(x, self)  # type: ignore[no-untyped-call]
-            return found
+            return _FourBits.apply(x, self)  # type: ignore[no-untyped-call, no-any-return]
         # as torchao multiplies: what the weight is cast to waits for the backward pass
         product = F.linear(x.to(self.compute), self.full())
         if self.precision == "int8":

@@ -56,6 +56,7 @@ from burnish.plan.measure import (
     train_phases,
 )
 from burnish.plan.published import CONFIG, FOLDER, located, published_model
+from burnish.registry import Choice
 from burnish.rewards.base import AnyReward
 from burnish.tasks import assemble
 from burnish.utils.errors import UserError
@@ -195,11 +196,9 @@ def forecast(config: RunConfig, tell: Tell = silent) -> Forecast:
 def _judges(config: RunConfig) -> Iterator[PoolForecast]:
     """The pool that scores, if there is one and it has networks on GPUs."""
     pool = config.pools.reward if config.runtime == "ray" else None
-    if pool is None:
-        return
     found = loaded_by({"rewards": config.rewards}, config.scoring.processes)
     held = found.always + found.scoring
-    if held or found.unknown:
+    if pool is not None and (held or found.unknown):
         phases = {SCORE: Peak(held, {REWARDS: held})}
         yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
 
@@ -308,6 +307,7 @@ def needed(peak: int) -> int:
 
 CONTEXT = 1 << 29  # bytes that CUDA takes in the process of the scorers: half a GiB
 WIDTHS = {"float32": 4, "bfloat16": 2}
+OWN = "environment.arguments"  # a section whose rewards are in the process that samples
 FURTHER = ("clip",)  # options of rewards that name a network beside that of path
 
 
@@ -343,6 +343,9 @@ def scorers_of(config: RunConfig, *, samples: bool, trains: bool) -> Scorers:
         sections["rewards"] = config.rewards
     if trains and config.validates:
         sections |= {f"suite {suite.name}: scorers": suite.scorers for suite in suites_of(config)}
+    environment = getattr(config, "environment", None)
+    drawn = environment.generators() if samples and environment is not None else ()
+    sections[OWN] = {str(number): Choice("flow reward").made(one["reward"]) for number, one in enumerate(drawn)}
     return loaded_by(sections, config.scoring.processes)
 
 
@@ -360,7 +363,7 @@ def loaded_by(sections: Mapping[str, Mapping[str, AnyReward]], processes: int) -
         # one process scores on a device, by one reward after the other
         away = [size or 0 for label, size in sizes.items() if rewards[label].puts_away]
         always += sum(size or 0 for size in sizes.values()) - sum(away)
-        always += CONTEXT if sizes and processes else 0
+        always += CONTEXT if sizes and processes and section != OWN else 0
         scoring += max(away, default=0)
     return Scorers(always, scoring, tuple(unknown))
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from burnish.environments.drawing import Draw
 from burnish.evaluation.suite import data_options
 from burnish.language import sampling
 from burnish.language.assembly import LanguageAssembly
@@ -42,7 +43,7 @@ from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
-from burnish.plan.repeats import Once
+from burnish.plan.repeats import Once, compute_once
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
@@ -71,6 +72,7 @@ class LanguageHalf(Half):
         """
         super().__init__(assembly, counter)
         self.pretending = pretending
+        self.samples = samples
         self.decodes = samples and not assembly.has_separate_engine
         self.bucket = BUCKET if samples and assembly.has_separate_engine else 0
         assembly.engine = self.engine = MadeUpResponses(self)
@@ -88,6 +90,8 @@ class LanguageHalf(Half):
 
     def prepare(self) -> None:
         roles, config = self.assembly.roles, self.assembly.config
+        drawing = config.environment.generators() if self.samples and config.environment is not None else ()
+        self.generators = [self._generator(**arguments) for arguments in drawing]
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
         for teacher in roles.teachers.all:
@@ -115,6 +119,14 @@ class LanguageHalf(Half):
         replaced: Any = roles
         replaced.run, replaced.distribute = known, distributed
         object.__setattr__(config.algorithm, "compute_advantages", credited)
+
+    def _generator(self, *, reward: Any, **arguments: Any) -> Draw:
+        """What draws by the policy's prompts; its reward is counted with others."""
+        with self.counter.made_as(WEIGHTS):
+            drawing = Draw(**arguments)
+        parts = drawing.model.pipeline.components
+        compute_once((part for part in parts.values() if isinstance(part, nn.Module)), self.counter)
+        return drawing
 
     def validate(self) -> None:
         assembly = self.assembly
@@ -150,9 +162,14 @@ class MadeUpResponses(LanguageEngine):
             self.encode = Repeated(encode, longest_prompt(roles.model, data))
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        job = self._in_full(job)
         if self.half.decodes:
             self.decode(job)
+        job = self._in_full(job)
+        for drawing in self.half.generators:
+            with self.half.counter.span() as span:
+                drawing(SAID, seed=0)
+            for _ in job.prompts[1:]:
+                self.half.counter.repeated(span)
         prompts = self.encode(job.prompts)
         with _disable_current_modes():
             count, longest = len(job.prompts), job.sampling.max_new_tokens
@@ -311,16 +328,18 @@ class VllmForecast:
             options = "raise rollout.vllm.arguments.kv_cache_memory_bytes"
         if self.longest > self.expected:
             options += f", or set rollout.vllm.max_model_len={self.expected}, which is what this run needs"
-        has = f"{shown(room)} left" if room > 0 else "nothing left"
         return (
-            f"vLLM has {has} for its cache, beside {shown(self.weights)} of weights and about {shown(self.working)} to "
-            f"compute with, and one text of {self.longest} tokens needs {shown(least)}: {options}"
+            f"vLLM has {f'{shown(room)} left' if room > 0 else 'nothing left'} for its cache, beside "
+            f"{shown(self.weights)} of weights and about {shown(self.working)} to compute with, and one text of "
+            f"{self.longest} tokens needs {shown(least)}: {options}"
         )
 
     def line(self, memory: int | None) -> str:
         """What it holds on each of its GPUs, in one line; with their memory also what is left for the cache."""
-        held = f"vLLM holds {shown(self.weights)} of weights on each of its GPUs, and needs {shown(1000 * self.token)}"
-        text = f"{held} of cache for 1,000 tokens; a prompt and a response have up to {self.expected:,}"
+        text = (
+            f"vLLM holds {shown(self.weights)} of weights on each of its GPUs, and needs {shown(1000 * self.token)} of "
+            f"cache for 1,000 tokens; a prompt and a response have up to {self.expected:,}"
+        )
         if memory is None:
             return f"{text}."
         room = max(self.room(memory), 0)

@@ -5,35 +5,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
+from burnish.rewards.base import NOTHING, RewardInputs, Score
 from burnish.rewards.mixing import mix
 from burnish.rewards.scoring import Scorer
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt, Prompts
 from burnish.types.rollout import Scores
-from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.options.language import LanguageDataOptions
 
 WORDS = "a red cube on a blue table beside a window, number "
 VALUES = 7  # different rewards, so that groups have something to compare
-
-
-def _at_hand(reward: AnyReward) -> Any:
-    """A reward, or one that asks for nothing where it is the user's, and its function is not on this machine."""
-    try:
-        reward.required_fields()
-    except UserError:
-        reward = copy(reward)
-        object.__setattr__(reward, "required_fields", lambda: ())
-    return reward
 
 
 class FixedScores(Scorer):
@@ -43,8 +31,7 @@ class FixedScores(Scorer):
 
     def __init__(self, config: Any) -> None:
         """With the rewards of a run."""
-        rewards = {label: _at_hand(reward) for label, reward in config.rewards.items()}
-        super().__init__(rewards, config.scoring, config.mixing)
+        super().__init__(config.rewards, config.scoring, config.mixing)
 
     def start(self) -> None:
         """Nothing to start."""

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -112,61 +112,44 @@ class Half:
             self.draw(evaluation.job(suite.n).select(slice(0, evaluation.unit * suite.n)))
 
 
-class OneMicroBatch(Trainer):
-    """A trainer whose optimizer step learns from the first micro-batch alone, with the gradients of the others."""
+def prime(trainer: Trainer, counter: LiveBytes, update: int) -> None:
+    """Stand before ``update``: a step with gradients of zero makes the optimizers' states."""
+    for group in trainer.groups:
+        for weight in group.parameters.values():
+            weight.grad = torch.zeros_like(weight)
+        with counter.made_as(OPTIMIZER):
+            group.step()
+        group.zero_grad()
+    trainer.optimizer_steps += 1
+    trainer.roles.optimizer_steps = trainer.optimizer_steps
+    trainer.roles.stepped()
+    trainer.algorithm.after_update(trainer.roles, update - 1)
+    trainer.sync_weights(update - 1)
 
-    counter: LiveBytes
-    micro_batches = 0  # that the last mini-batch has
-    earlier: Mapping[str, Counter[str]] = {}  # the work of the first of two that are learned, by phase
 
-    @classmethod
-    def of(cls, trainer: Trainer, counter: LiveBytes) -> OneMicroBatch:
-        made = cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
-        made.counter = counter
-        return made
+def learn(
+    trainer: Trainer, counter: LiveBytes, mini: Batch, update: int, *, more: bool
+) -> tuple[int, Mapping[str, Counter[str]]]:
+    """An optimizer step that learns from the first micro-batch of a mini-batch, and from it again if there are others.
 
-    def prime(self, update: int) -> None:
-        """Stand before ``update``: a step with gradients of zero makes the optimizers' states."""
-        for group in self.groups:
-            fill_gradients(group, self.counter)
-            with self.counter.made_as(OPTIMIZER):
-                group.step()
-            group.zero_grad()
-        self.optimizer_steps += 1
-        self.roles.optimizer_steps = self.optimizer_steps
-        self.roles.stepped()
-        self.algorithm.after_update(self.roles, update - 1)
-        self.sync_weights(update - 1)
+    Args: ``more`` says that this one is not the only one, whatever the mini-batch has here.
 
-    def learn(self, mini: Batch, update: int, *, more: bool) -> None:
-        """An optimizer step; ``more`` says that its micro-batch is not the only one."""
-        self._more = more
-        self._step(mini, update)
+    Returns:
+        How many micro-batches the mini-batch has, and by phase the work of all but the last that was learned.
+    """
+    every, earlier = trainer._micro_batches, dict[str, Counter[str]]()
+    count = sum(1 for _ in every(mini))
 
-    def parts(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        """All micro-batches that it has."""
-        return super()._micro_batches(mini)
-
-    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        every = self.parts(mini)
-        first, weight, _ = next(every)
-        self.micro_batches = 1 + sum(1 for _ in every)
-        self.earlier = {}
-        if self._more or self.micro_batches > 1:
-            if self.roles.shards.networks:  # which may keep more than gradients from one to the next
-                yield first, weight, False
-                self.earlier = {name: Counter(peak.work) for name, peak in self.counter.peaks.items()}
-            else:
-                for group in self.groups:
-                    fill_gradients(group, self.counter)
+    def few(mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
+        first, weight, _ = next(every(mini))
+        if more or count > 1:
+            yield first, weight, False
+            earlier.update({name: Counter(peak.work) for name, peak in counter.peaks.items()})
         yield first, weight, True
 
-
-def fill_gradients(group: ParameterGroup, counter: LiveBytes) -> None:
-    """Gradients as an earlier micro-batch has left them."""
-    for weight in group.parameters.values():
-        weight.grad = torch.zeros_like(weight)
-    counter.label(GRADIENTS, [weight.grad for weight in group.parameters.values()])
+    with patch.object(trainer, "_micro_batches", few), phases_of_updates(counter, trainer.groups):
+        trainer._step(mini, update)
+    return count, earlier
 
 
 def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool) -> int:
@@ -184,19 +167,20 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     config = assembly.config
     load(assembly, counter, half)
     half.prepare()
-    trainer = OneMicroBatch.of(assembly.workers, counter)
+    trainer = assembly.workers
     if config.reference_guidance is not None:
         with counter.phase(BASELINE), assembly.trained_weights():
             half.draw(held_out(assembly, config.reference_guidance))
     update = max(2, *(group.first_update for group in trainer.groups))
-    trainer.prime(update)
+    prime(trainer, counter, update)
     filtered = config.rollout.filter_groups
     times = take_few(assembly, counter, half)
     with counter.phase(SAMPLE) if samples else nullcontext():
         scored = collect(assembly, counter, update)
         counter.label(STORED, half.caches())
-    if samples and filtered is not None and filtered.max_num_gen_batches > 1:
-        counter.beside(SAMPLE, scored)  # all but a prompt of one batch wait beside another
+        if samples and filtered is not None and filtered.max_num_gen_batches > 1:
+            with counter.made_as(BATCH):  # all but a prompt of one batch wait beside another
+                _ = [one.clone() for one in tensors_of(scored)]
     with counter.phase(LOGPROBS):
         annotated = trainer.compute_logprobs(scored)
         counter.label(BATCH, annotated)
@@ -209,22 +193,18 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     if options.mini_batch_size is None:
         counter.label(BATCH, mini)
     few = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
-    if next(trainer.parts(few), None) is not None:  # else nothing is learned from the rows of this rank
+    if next(trainer._micro_batches(few), None) is not None:  # else nothing is learned from the rows of this rank
         mini = few
-    with phases_of_updates(counter, trainer.groups):
-        trainer.learn(mini, update, more=size > len(mini))
+    count, earlier = learn(trainer, counter, mini, update, more=size > len(mini))
     steps = options.epochs * math.ceil(rows / size)
-    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
+    micro_batches = options.epochs * rows * count / len(mini)
     exchanged = {name: {kind: peak.work[kind] for kind in (INSIDE, BETWEEN)} for name, peak in counter.peaks.items()}
     # weights are gathered once for samples, and where they stay for log-probs, too
     kept = any(one.keeps for one in assembly.roles.shards.networks.values())
     counter.repeat_work(SAMPLE, times, exchanged.get(SAMPLE))
     counter.repeat_work(LOGPROBS, times, exchanged[LOGPROBS] if kept else None)
     for name in (UPDATE, BACKWARD):  # gradients may be summed with the last micro-batch of a step alone
-        if trainer.earlier:
-            counter.repeat_work(name, steps, trainer.earlier.get(name), micro_batches - steps)
-        else:
-            counter.repeat_work(name, micro_batches, exchanged.get(name), steps)
+        counter.repeat_work(name, steps, earlier.get(name), micro_batches - steps)
     counter.repeat_work(STEP, steps)
     del batch, mini
     with counter.phase(SYNC, BUFFERS):

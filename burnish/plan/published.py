@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -82,12 +82,9 @@ def located(config: Any, scratch: Path) -> Any:
         UserError: a model is neither a directory, nor in the hub's cache, nor published with Burnish.
     """
     found = deepcopy(config)
-    sections = [("model.path", found.model), *_teachers(found)]
-    for number, (option, section) in enumerate(sections):
-        if section.path is None:
-            continue
-        model = hub_model(section.path, index=config.model_index, option=option)
-        if model is None:
+    sections = [("model.path", vars(found.model), config.model_index), *_further(found)]
+    for number, (option, section, index) in enumerate(sections):
+        if section["path"] is None or (model := hub_model(section["path"], index=index, option=option)) is None:
             continue
         folder = model.cached()
         if folder is None:
@@ -99,16 +96,21 @@ def located(config: Any, scratch: Path) -> Any:
                 )
             folder = scratch / f"model_{number}"
             described.write(folder)
-        section.path = str(folder)
+        section["path"] = str(folder)
     found.model.device = "cpu"
     if found.model.lora is not None:
         found.model.lora.path = None  # the weights of an adapter to go on from take no memory of their own
     return found
 
 
-def _teachers(config: Any) -> list[tuple[str, Any]]:
-    given = getattr(config.algorithm, "teachers", None) or ()
-    return [(f"algorithm.teachers[{number}].path", teacher) for number, teacher in enumerate(given)]
+def _further(config: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Options of models beside the policy's, by the option that names them, and the file that describes such."""
+    for number, teacher in enumerate(getattr(config.algorithm, "teachers", None) or ()):
+        yield f"algorithm.teachers[{number}].path", vars(teacher), config.model_index
+    environment = getattr(config, "environment", None)
+    for arguments in environment.generators() if environment is not None else ():
+        arguments["device"] = "cpu"
+        yield "environment.arguments.path", arguments, PIPELINE
 
 
 def _write_pipeline(about: Mapping[str, Any], folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple
@@ -144,6 +144,13 @@ class Once:
         outputs = [None if i in returned else Like.of(one) for i, one in enumerate(values)]
         inputs = [number for key, number in places.items() if key in waiting]
         return Cost(outputs, shape, returned, span, kept, inputs), found
+
+
+def compute_once(parts: Iterable[nn.Module], counter: LiveBytes) -> None:
+    """Have text encoders, VAEs and other networks that are not trained compute each shape once."""
+    for part in parts:
+        name = "decode" if hasattr(part, "decode") else "forward"
+        setattr(part, name, Once(getattr(part, name), counter))
 
 
 def _is_cache(value: Any) -> bool:

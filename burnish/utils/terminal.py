@@ -117,7 +117,7 @@ def progress(title: str, on: Console | None = None) -> Iterator[Callable[..., No
 
     Yields:
         What may be told how much of how much is done, which then moves the bar, or is a line now and then; or a text
-        that says what comes next, in place of both numbers.
+        that says what comes next, in place of both numbers, of which a log gets few.
     """
     screen = on or console(stderr=True)
     if redraws(screen):
@@ -132,7 +132,7 @@ def progress(title: str, on: Console | None = None) -> Iterator[Callable[..., No
 
     def line(*done: int | str) -> None:
         nonlocal due
-        if time.monotonic() >= due:
+        if time.monotonic() >= due + PAUSE * isinstance(done[0], str):
             due = time.monotonic() + PAUSE
             say(f"{title}: {_far(done)}")
 

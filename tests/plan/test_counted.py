@@ -2,9 +2,11 @@
 
 import weakref
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -22,11 +24,8 @@ FULL, BF16, LORA = ["model.lora=null"], ["model.dtype=bfloat16"], ["model.lora={
 WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8,
         "num_key_value_heads": 4, "vocab_size": 4096}  # fmt: skip
 
-SMALL = [
-    "algorithm=flow_grpo", "data.train_batch_size=4", "rollout.n=4", "rollout.batch_size=4",
-    "rollout.num_inference_steps=5", "trainer.mini_batch_size=null", "trainer.micro_batch_size=4", "validation.n=1",
-    "validation.max_prompts=8", "validation.reference_guidance=null",
-]  # fmt: skip
+GENERATORS = yaml.safe_load(Path(__file__).with_name("counted.yaml").read_text())
+SMALL = GENERATORS.pop("small")
 
 
 class Held(TorchDispatchMode):
@@ -85,15 +84,7 @@ def test_a_plan_tells_what_a_run_holds(run, options, files):
 
 # Phase by phase
 
-BESIDE = [
-    "validation.suites=[quickstart]", "validation.suite_prompts=4", "rollout.width=16", "validation.every=0",
-    "validation.reference_guidance=3.0", "rollout.filter_groups.max_num_gen_batches=2",
-]  # fmt: skip
 PPO = ["algorithm.kl={route: loss, kind: k3, coef: 0.01}", "critic.optimizer.lr=1e-5"]
-GENERATORS = {
-    "evaluations": BESIDE, "all weights, recomputed": [*FULL, *BF16, "model.gradient_checkpointing=true"],
-    "candidates": ["rollout.candidates={n: 8, num_inference_steps: 3}"], "adapters": BF16,
-}  # fmt: skip
 SEEING = {"intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4096}
 MODELS = {
     "ppo": ("qwen2", WIDE, [*PPO, *FULL]), "ppo, adapters": ("qwen2", WIDE, [*PPO, *LORA, *BF16]),

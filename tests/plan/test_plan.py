@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from burnish.config import load
+from burnish.environments.drawing import Draw
+from burnish.plan.counter import LiveBytes
 from burnish.plan.forecast import forecast
 from burnish.plan.language import Repeated
 from burnish.plan.made_up import longest_prompt
@@ -37,15 +39,13 @@ def large(files):
 
 
 OFFLINE = ["algorithm=diffusion_dpo", "algorithm.online=false", "runtime=ray", "pools.train.processes=2"]
+IMITATES = ["algorithm=flow_grpo", "supervised.train_files=nowhere"]
 
 
-@pytest.mark.parametrize("given", [["algorithm=sft"], *seldom(OFFLINE)])
+@pytest.mark.parametrize("given", [["algorithm=sft"], *seldom(OFFLINE, IMITATES)])
 def test_a_plan_needs_no_data_and_no_adapter(given):
-    absent = [
-        "data.train_files=nowhere.jsonl", "data.val_files=nowhere.jsonl", "model.lora.path=nowhere",
-        "trainer.micro_batch_size=96", "memory=80GB",
-    ]  # fmt: skip
-    found = plan("quickstart", *given, *absent)
+    absent = [f"{option}=nowhere.jsonl" for option in ("data.train_files", "data.val_files", "model.lora.path")]
+    found = plan("quickstart", *given, *absent, "trainer.micro_batch_size=96", "memory=80GB")
     assert found.pools["train"]["update, backward"]["activations"] > 0.02
     assert "It fits into 74.5 GiB" in found.said
 
@@ -138,7 +138,6 @@ def test_what_is_advised_makes_a_run_fit(large):
     tight = [*given, "memory=3.6GB"]
     advised = large(*tight, status=1)
     options = advised.options()
-    assert options
     assert "It fits" in large(*tight, *options).said
 
 
@@ -216,12 +215,12 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
         assembly.engine.encode = Repeated(assembly.engine.encode, longest)
     with closing(assembly), closing(assembly.scorer):
         assembly.source.rollout(1)  # compares with the pipeline's own run
-        with FlopCounter() as sampled:
+        with LiveBytes(), FlopCounter() as sampled:  # without inference mode, which hides operations
             scored = assembly.source.rollout(2)
         batch, _ = assembly.workers.compute_advantages(assembly.workers.compute_logprobs(scored))
         with FlopCounter() as learned:
             assembly.workers.update(batch, 2)
-    assert work["sample"]["operations"] == pytest.approx(sampled.cost.forward, rel=near)
+    assert 0 < work["sample"]["operations"] == pytest.approx(sampled.cost.forward, rel=near)
     update = work["update, forward"]["operations"] + work["update, backward"]["operations"]
     assert update == pytest.approx(learned.cost.forward, rel=0.02)
     said = plan(run.recipe, *run.options, "tflops=0.001", "launch=0.001").said
@@ -230,10 +229,35 @@ def test_seconds_are_of_what_an_update_computes(half, model, options, near, file
     assert "tflops is 0" in burnish("plan", run.recipe, "tflops=0", status=2).message
 
 
+ENHANCES = [
+    "environment={name: function, path: 'burnish.environments.drawing:PromptEnhancer', max_turns: 1,"
+    " arguments: {path: '{files}/sd3', height: 64, width: 64, reward: {name: pickscore, device: cuda}}}",
+    "rewards={environment: {weight: 1}}", "validation.every=null",
+]  # fmt: skip
+
+
+def test_what_draws_by_the_policy_s_prompts_is_counted(files):
+    found = []
+    for options in (WRITES, [*WRITES, *ENHANCES]):
+        run = TinyRun(files, "language", "qwen2", *options)
+        (pool,) = forecast(config := load(str(run.recipe), run.options)).pools
+        found.append((pool.phases["sample"], pool.work["sample"]["operations"]))
+    (before, alone), (beside, drawn) = found
+    with LiveBytes() as counter, FlopCounter() as operations:
+        draw = Draw(str(files / "sd3"), height=64, width=64)
+        held, begun = counter.live, operations.cost.forward
+        with counter.span() as span:
+            draw("a fox", seed=0)
+    assert beside.parts["weights"] - before.parts["weights"] == pytest.approx(held, rel=0.1)
+    assert beside.parts["activations"] == pytest.approx(span.total, rel=0.1)
+    assert beside.parts["rewards"] == pytest.approx(986e6 * 4, rel=0.1)
+    assert drawn == pytest.approx(alone + config.samples * (operations.cost.forward - begun), rel=0.02)
+
+
 def test_ranks_receive_the_gradients_of_adapters_once_a_step(files):
     ranks = ["runtime=ray", "pools.train.processes=2", "sharding.shard_size=1", "model.lora.rank=2"]
     run = TinyRun(files, "generators", "sd3", *DRAWS, *ranks, "trainer.micro_batch_size=1", "validation.every=null")
     config = load(str(run.recipe), run.options)
     (pool,) = forecast(config).pools
     received = sum(work["of its machine"] for work in pool.work.values())
-    assert received == config.steps_per_update * 4 * pool.weights[0], "in float32, there and back"
+    assert received == config.steps_per_update * 4 * (pool.weights[0] - 2 * 2 * 32), "none of the last text's queries"
