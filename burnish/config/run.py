@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from burnish.config.checks import problems
+from burnish.config.hardware import Origin
 from burnish.config.plugins import open_plugins
 from burnish.options import (
     EVALUATED,
@@ -195,8 +196,8 @@ class RunConfig(ABC):
     forecast: Annotated[Literal["refuse", "warn", "off"], MayChange()] = "refuse"
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
-    # no option: config.yaml leaves it out, and configurations that differ in it are equal; an Origin once it is loaded
-    origin: Any = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
+    # no option: config.yaml leaves it out, and configurations that differ in it are equal
+    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
