@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from burnish.environments.base import Environment, Observation
 from burnish.language.logprobs import response_logprobs, unfolded
@@ -210,43 +212,8 @@ def test_each_turn_learns_after_the_conversation_that_it_answered(family, images
         assert any(torch.equal(one[: len(last)], last) for one in ends), "the template's words, up to the last response"
 
 
-AGENT = """
-import json, os, sys, urllib.error, urllib.request
-
-record = json.load(sys.stdin)
-
-def ask(messages, key=os.environ["OPENAI_API_KEY"], **more):
-    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 9} | more).encode()
-    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
-    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as reply:
-        choice = json.loads(reply.read().removeprefix(b"data: ").split(b"\\n")[0])["choices"][0]
-    return choice["delta" if more.get("stream") else "message"]
-
-chat = [{"role": "system", "content": "Be brief."}, *record["messages"]]
-chat += [ask(chat), {"role": "user", "content": "Go on."}]
-"image" in str(record["messages"]) or sys.exit("no second turn")
-second = ask(chat, stream=True)["content"]
-tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-other = ask([{"role": "user", "content": [*record["messages"][0]["content"] * 2]}], tools=tools)
-for wrong in ({"n": 2}, {"key": "another"}, {"messages": "none"}):
-    try:
-        ask(**{"messages": chat} | wrong)
-        sys.exit(f"{wrong} was answered")
-    except urllib.error.HTTPError as error:
-        assert error.code == (401 if "key" in wrong else 400), error.read()
-ask([{"role": "user", "content": "Bye."}])
-(call,) = other["tool_calls"]
-assert (other["content"], call["function"]["name"]) == (None, "look")
-assert list(json.loads(call["function"]["arguments"])) == ["at"]
-print("the reward is\\n", len(second))
-"""
-CALLS = """
-from burnish.environments.call_formats import Call
-
-def every(text, schemas):
-    return [Call("look", {"at": text[:2]}), Call("look", problem="broken")] if schemas else []
-"""
+PROGRAMS = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text())
+AGENT, CALLS = PROGRAMS["agent"], PROGRAMS["calls"]
 
 
 def test_an_agent_with_a_loop_of_its_own_asks_over_http_and_what_it_showed_is_learned(tmp_path):

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from string import ascii_letters
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from burnish.config import load
 from burnish.options.cluster import AsyncRolloutOptions
@@ -17,32 +19,7 @@ from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 WORDS = ("one", "two", "three", "four", "five", "six")
-FUNCTIONS = """
-import pathlib
-import numpy as np
-
-
-def dull(images, prompts):
-    return [0.5 if prompt.text in ("one", "six") else float(np.asarray(image).mean())
-            for image, prompt in zip(images, prompts)]
-
-
-def all_dull_but_one(images, prompts):
-    return [float(np.asarray(image).mean()) if prompt.text == "one" else 0.5 for image, prompt in zip(images, prompts)]
-
-
-def later(value, images):
-    now = pathlib.Path(__file__).with_name("now").exists()
-    return [value if now else float(np.asarray(image).mean()) for image in images]
-
-
-def equal(images, prompts):
-    return later(0.5, images)
-
-
-def lost(images, prompts):
-    return later(None, images)
-"""
+FUNCTIONS = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text())["dull"]
 ONCE = ["trainer.mini_batch_size=null", "trainer.epochs=1", "validation.before=false", "validation.every=null"]
 
 
