@@ -84,7 +84,14 @@ def test_a_recipe_is_explained_where_nothing_of_it_is_there(tmp_path, monkeypatc
             assert f"{label}(images, prompts)" in shown
 
 
-TINY = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
+TINY = {  # what stands in for a recipe's model, by its folder
+    "sd35": "sd3", "flux": "flux", "qwen_image": "qwen-image", "qwen_image_edit_plus": "qwen-image-edit-plus",
+    "z_image": "z-image", "flux2_klein": "flux2-klein", "flux_kontext": "flux-kontext", "wan21": "wan2.1",
+    "wan22": "wan2.2", "ltx": "ltx", "ltx2": "ltx2", "sdxl": "sdxl", "qwen25_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_4b": "qwen3_vl", "qwen35": "qwen3_5", "gemma4": "gemma4", "internvl35": "internvl",
+    "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl", "qwen25_vl_refcoco": "qwen2_5_vl",
+    "qwen25_vl_video": "qwen2_5_vl", "qwen2_audio": "qwen2_audio",
+}  # fmt: skip
 OFTEN = ("sd35/sft", "qwen25_vl/ppo")
 REWARDS = "".join(
     f"def {name}(images, prompts):\n    return [float(image.mean()) for image in images]\n\n\n"
