@@ -66,12 +66,10 @@ def test_a_move_is_one_that_chance_exceeds_too_seldom(prompts, error, first, las
     assert move.since == (9 if prompts == 1 else 8)
 
 
-@pytest.mark.parametrize(("means", "std", "error", "moved"), [
-    ([0, 0, 0.019, 0.019], 0, 1e-9, False), ([0, 0, 0.02, 0.02], 0, 1e-9, True),
-    ([10, 10, 9.51, 9.51], 0, 1e-9, False), ([10, 10, 9.49, 9.49], 0, 1e-9, True), ([9, 9, 8, 9], 0, 1e-9, False),
-    ([-0.1, -0.1, -0.104, -0.104], 0, 1e-9, False), ([-0.1, -0.1, -0.106, -0.106], 0, 1e-9, True),
-    ([0, 0, 9, 9, 9], 0.1, None, False), ([0, 0, 0, 0, 9, 9], 0.1, None, True), ([0, 9, 9], 0.1, 1e-9, False),
-])  # fmt: skip
+MOVES = yaml.safe_load(Path(__file__).with_name("moves.yaml").read_text())
+
+
+@pytest.mark.parametrize(("means", "std", "error", "moved"), MOVES)
 def test_a_move_has_a_least_size_and_number_of_updates(means, std, error, moved):
     one = Series(16, 0.001)
     for update, mean in enumerate(means, start=1):

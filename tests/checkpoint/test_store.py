@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.support.checkpoints import IDENTITY, MANIFEST, TENSORS, kept, make, run_of
 from tests.support.tiny_run import TinyRun
@@ -79,13 +80,10 @@ def test_the_newest_are_kept_and_the_best(files):
         assert (manifest["score"], manifest["unvalidated"]) == (pytest.approx(scores[update][reward]), None)
 
 
-@pytest.mark.parametrize(("options", "saved", "left"), [
-    ({"keep_last": 1}, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.2}, [3, 4]),
-    ({"keep_last": 1, "keep_best": False}, {1: 0.9, 2: 0.1}, [2]),
-    ({"keep_last": 1}, {1: None, 2: None, 5: None, 3: None}, [3, 5]),  # 5 is of the run that went back to 2
-    ({"keep_last": 4, "max_gb": 0.00125}, {1: 0.9, 2: None, 3: 0.1, 4: None, 5: None}, [1, 4, 5]),  # of 0.4 MB each
-    ({"keep_last": 4, "max_gb": 0.0005}, {1: 0.9, 2: None, 3: None}, [1, 3]),
-])  # fmt: skip
+KEPT = yaml.safe_load(Path(__file__).with_name("kept.yaml").read_text())
+
+
+@pytest.mark.parametrize(("options", "saved", "left"), KEPT)
 def test_the_last_and_the_best_are_kept_and_what_has_room_beside_them(tmp_path, options, saved, left, caplog):
     store = make(tmp_path, **options)
     for update, score in saved.items():

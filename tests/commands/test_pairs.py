@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from tests.support.optional import seldom
@@ -105,16 +106,7 @@ SAMPLED = [*SMALL, "scoring.processes=0", "validation.every=1", "validation.max_
            "data.train_batch_size=2",
            "rollout={n: 6, save: {every: 1, prompts: 2}}", "validation.save.prompts=2"]  # fmt: skip
 LEARNED = [*SMALL, "validation.every=null", "data.train_batch_size=1"]
-IMAGES = ["validation.reference_guidance=null"]
-RESPONSES = ["trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]
-UNSCORED = ["rewards={format: null, exact: null}"]
-CHAINS = {  # recipe, its options, what samples become, and with which options what learns from them
-    "pictures to imitate": ("quickstart", IMAGES, "sft", ["algorithm=sft", "scoring.processes=0"]),
-    "pairs of responses": (
-        "vlm_quickstart", RESPONSES, "pairs", ["algorithm={name: dpo, online: false}", "scoring.processes=0"],
-    ),
-    "scores": ("vlm_quickstart", RESPONSES, "scores", ["algorithm=score_regression", *UNSCORED]),
-}  # fmt: skip
+CHAINS = yaml.safe_load(Path(__file__).with_name("chains.yaml").read_text())
 
 
 @pytest.fixture(scope="module")

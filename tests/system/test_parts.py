@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+import yaml
 
 from tests.support.optional import seldom
 from tests.support.runs import last_state
@@ -13,17 +14,7 @@ from tests.support.tiny_run import TinyRun, burnish
 
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "own_reward", "own_algorithm")]
 SHOWN = {block.title: block.text for page in PAGES for block in blocks(page) if block.title.endswith(".py")}
-DRAWING = [
-    "rollout.n=2", "ema.decay=0.5", "plugins=[redness.py, tidy.py, my_method.py]", "algorithm=plain_steps",
-    "algorithm.scale=3", "model.family=tidy", "rewards.redness={power: 2, least: 0.01}",
-    "trainer.mini_batch_size=null", "trainer.epochs=1",
-]  # fmt: skip
-SEEING = [
-    "plugins=[brevity.py, tidy_model.py, guessing.py, plain_tokens.py, short.py, squared.py]",
-    "algorithm=plain_tokens", "algorithm.kl.kind=squared", "algorithm.advantage={name: length_penalised, price: 0.02}",
-    "model.family=tidy", "rewards.brevity={length: 20, unfinished: 0.1}", "environment.name=guessing",
-    "rewards.environment.weight=1", "trainer.mini_batch_size=null", "trainer.epochs=1",
-]  # fmt: skip
+DRAWING, SEEING = yaml.safe_load((ROOT / "tests/system/own_parts.yaml").read_text()).values()
 
 
 @pytest.mark.parametrize(

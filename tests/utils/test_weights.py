@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from burnish.language.model.loading import check_files, load_language_model
@@ -189,14 +191,7 @@ def test_pickles_that_no_library_reads_are_no_weights_and_bytes_need_no_vocabula
 
 WORDS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz0123456789", "\u2581"]
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "model.layers.0.input_layernorm": "blk.0.attn_norm", "model.layers.0.post_attention_layernorm": "blk.0.ffn_norm",
-    "model.layers.0.self_attn.q_proj": "blk.0.attn_q", "model.layers.0.self_attn.k_proj": "blk.0.attn_k",
-    "model.layers.0.self_attn.v_proj": "blk.0.attn_v", "model.layers.0.self_attn.o_proj": "blk.0.attn_output",
-    "model.layers.0.mlp.gate_proj": "blk.0.ffn_gate", "model.layers.0.mlp.up_proj": "blk.0.ffn_up",
-    "model.layers.0.mlp.down_proj": "blk.0.ffn_down",
-}  # fmt: skip
+NAMES = yaml.safe_load(Path(__file__).with_name("gguf_names.yaml").read_text())
 
 
 def interleaved(weight):
