@@ -74,10 +74,10 @@ def test_modules_that_a_pipeline_names_are_not_imported(pipeline, monkeypatch, t
 
 
 INDEX = "model_index.json"
-PIPELINES = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())["pipelines"]
+TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 
 
-@pytest.mark.parametrize(("file", "changes", "names"), PIPELINES.values(), ids=PIPELINES)
+@pytest.mark.parametrize(("file", "changes", "names"), TABLE["pipelines"].values(), ids=TABLE["pipelines"])
 def test_a_pipeline_that_is_changed_is_refused(file, changes, names, pipeline, told):
     changed(pipeline / file, **changes)
     told(pipeline, names=names)
@@ -101,15 +101,7 @@ def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told):
     assert "config.json" in told(tmp_path)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"modular_config.json": ""}, "no code"),
-    ({"_class_name": "ModularPipeline"}, "ModularPipeline"),
-    ({"_class_name": "EchoModularPipeline"}, "scheduler"),
-    ({"guider": ["own", "Own", {}]}, "'own'"),
-    ({"guider": ["diffusers", "SkipLayerGuidance", {}]}, "SkipLayerGuidance as guider, which changes"),
-    ({"guider": ["diffusers", "FrequencyDecoupledGuidance", {}]}, "has no guidance_scale"),
-    ({"vae_2": [None, None, {"repo": "a/b", "type_hint": ["diffusers", "AutoencoderKL"]}]}, "load_components"),
-])  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), TABLE["modular"])
 def test_a_modular_pipeline_that_cannot_be_trained_is_refused(changes, said, pipeline, told):
     (pipeline / INDEX).rename(pipeline / MODULAR)
     changed(pipeline / MODULAR, **{"_class_name": "StableDiffusion3ModularPipeline"} | changes)

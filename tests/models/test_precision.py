@@ -1,7 +1,10 @@
 """Half precision: what rests in it, that no policy is told from itself by rounding, and what is exported of it."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from diffusers import SD3Transformer2DModel
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -13,24 +16,9 @@ from tests.support.optional import seldom
 from tests.support.tiny_run import burnish
 
 LOW, STILL = "model.dtype=bfloat16", "optimizer.lr=1e-12"
-KL = "algorithm.kl_coef=0.1"
 CORRECTION = "algorithm.rollout_correction={}"
-TIMES = "algorithm.train_timesteps=2"
-ADAPTIVE = "algorithm.kl={route: reward, kind: k2, controller: adaptive, target: 0.05, horizon: 1000}"
 CLIPS = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_higher", "actor/masked_fraction")
-# of a policy that never changes, every step of which has to find it unchanged
-STAYING = {
-    "flow_grpo": ("sd3", [KL]),
-    "flow_grpo exact": ("sd3", [KL, "algorithm.kl_form=exact", "algorithm.transition=sde", CORRECTION]),
-    "flow_grpo recomputed": ("flux", ["algorithm.old_logprob=recompute", "algorithm.clip=1e-6"]),
-    "branch_grpo": ("sd3", ["algorithm.splits=[0, 2]"]),
-    "crd": ("sd3", [TIMES, KL, "model.lora=null"]),
-    "grpo": ("qwen2_5_vl", ["algorithm.kl={coef: 0.1, kind: k3}"]),
-    "grpo recomputed": ("qwen2", ["algorithm.old_logprob=recompute", ADAPTIVE]),
-    "gspo": ("qwen2", [CORRECTION, "algorithm.clip=1e-6", "model.lora=null"]),
-    "reinforce": ("llama", ["algorithm.kl={route: reward, kind: k1, coef: 0.1}", "model.lora=null"]),
-    "ppo": ("qwen2_5_vl", ["critic.warmup_updates=0", "algorithm.kl={route: reward, coef: 0.1}"]),
-}
+STAYING = yaml.safe_load(Path(__file__).with_name("staying.yaml").read_text())
 OFTEN = ["flow_grpo", "flow_grpo recomputed", "grpo", "gspo", "ppo"]
 OTHER_SHAPES = 0.01  # the KL per token of equal policies in micro-batches of other shapes
 
