@@ -71,12 +71,6 @@ class ImageTokenModel(LanguageModel):
         self.length = image_length(network.config)
         self.readable_ids, self.vocabulary = self.readable_ids + self.codes, self.codes
 
-    @classmethod
-    def _network(cls, path: Path, dtype: torch.dtype) -> Any:
-        network = super()._network(path, dtype)
-        assert draws(type(network)), "its class should have been refused by config.json"
-        return network
-
     def _learn_media(self) -> Collation:
         from burnish.language.model.forwards import Collation
 

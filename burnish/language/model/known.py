@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -43,6 +44,9 @@ class Known(Tensor):
 
     numbers: Tensor
     version: int  # of the tensor that has these values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return copy.deepcopy(self.as_subclass(Tensor), memo)  # a class may keep one, and be copied
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

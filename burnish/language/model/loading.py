@@ -202,6 +202,9 @@ def load_language_model(
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
     if options.compile:
+        from burnish.types.batch import to_device
+
+        model.forwards.upload = to_device  # the compiler knows no others than plain tensors
         for layer in model.layers(model.network):
             layer.compile()
     return model
