@@ -116,7 +116,7 @@ def test_a_classifier_of_transformers_reads_the_conversation_or_a_pair_of_texts(
         chat = [{"role": "user", "content": prompt.text}, {"role": "assistant", "content": response.text}]
         text = [tokenizer.apply_chat_template(chat, tokenize=False)] if template else [prompt.text, response.text]
         ids = tokenizer(*text, add_special_tokens=not template, return_tensors="pt").input_ids
-        expected.append(float(network(ids).logits[0, 0]))
+        expected.append(network(ids).logits[0, 0].item())
     network.save_pretrained(tmp_path)
     one = reward("reward_model", path=str(tmp_path), batch_size=3, max_length=60)
     with pytest.raises(ValueError, match="tokenizer"):
