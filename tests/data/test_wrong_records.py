@@ -84,6 +84,7 @@ def test_files_that_are_none_are_named(folder):
         assert path.name in said
         assert word in said
     assert "no such file" in shown(folder / "none.jsonl")
+    assert "but there is no mine.py; write it" in burnish("config", LANGUAGE, "data.train_files=mine.py:rows").out
     import pyarrow
     import pyarrow.parquet
 

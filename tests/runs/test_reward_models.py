@@ -116,7 +116,7 @@ def test_a_classifier_of_transformers_reads_the_conversation_or_a_pair_of_texts(
         chat = [{"role": "user", "content": prompt.text}, {"role": "assistant", "content": response.text}]
         text = [tokenizer.apply_chat_template(chat, tokenize=False)] if template else [prompt.text, response.text]
         ids = tokenizer(*text, add_special_tokens=not template, return_tensors="pt").input_ids
-        expected.append(float(network(ids).logits[0, 0]))
+        expected.append(network(ids).logits[0, 0].item())
     network.save_pretrained(tmp_path)
     one = reward("reward_model", path=str(tmp_path), batch_size=3, max_length=60)
     with pytest.raises(ValueError, match="tokenizer"):
@@ -129,6 +129,8 @@ def test_a_classifier_of_transformers_reads_the_conversation_or_a_pair_of_texts(
     assert (long.value, "exceed max_length=60" in long.note) == (None, True)
     with pytest.raises(ValueError, match="leave heads and steps out"):
         reward("reward_model", path=str(tmp_path), steps="each").check(prompts)
+    with pytest.raises(ValueError, match="has no heads that Burnish trained"):
+        flow_reward("reward_model", path=str(tmp_path)).check(prompts)
     two.save_pretrained(tmp_path / "two")
     with pytest.raises(ValueError, match="has 2 labels; a reward model must have one"):
         reward("reward_model", path=str(tmp_path / "two")).prepare()
@@ -183,6 +185,8 @@ def test_it_scores_what_a_generator_draws_as_in_training(files, tmp_path):
     burnish("export", run.output, "--output", tmp_path / "out")
     about = json.loads((tmp_path / "out" / "reward_head.json").read_text())
     assert (about["question"], about["max_pixels"]) == (QUESTION, 256)
+    with pytest.raises(ValueError, match="judges images that were drawn for a prompt"):
+        reward("reward_model", path=str(tmp_path / "out")).check([Prompt(text="ink")])
     one = flow_reward("reward_model", path=str(tmp_path / "out"), batch_size=4)
     one.check([Prompt(text="ink")])
     drawn = [np.asarray(Image.open(files / f"{name}0.png")) for name in ("dark", "bright")]
