@@ -47,8 +47,7 @@ def test_states_on_the_host_step_as_they_would_here_and_leave_what_has_no_gradie
             one.load_state_dict(one.state_dict())
             one.step()
     assert all(map(torch.equal, mine, other))
-    kept = set(groups[0].optimizers[0].state)
-    assert len(kept - set(mine)) == len(mine)
+    assert len(set(groups[0].optimizers[0].state) - set(mine)) == len(mine)
 
 
 COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
