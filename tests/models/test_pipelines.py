@@ -240,12 +240,13 @@ def test_a_class_of_ones_own_draws_from_the_folder_of_another(files, tmp_path):
     refused(files, "ddim", *own, names=["adds weights to its unet (more."])
 
 
-def test_two_controlnets_of_half_the_scale_are_one(tmp_path):
-    path = shutil.copytree(folder_of("sd1.5-controlnet"), tmp_path / "two")
-    shutil.copytree(path / "controlnet", path / "controlnet_1")
-    changed(path / "model_index.json", controlnet=["diffusers", "MultiControlNetModel"])
-    halves = {"height": 32, "width": 32, "call": {"controlnet_conditioning_scale": [0.5, 0.5]}}
-    one, two = Generator("sd1.5-controlnet"), Generator(path, rollout=halves)
+@pytest.mark.parametrize(("name", "part", "kind", "scale"), TABLES["several"])
+def test_two_frozen_networks_of_half_the_scale_are_one(name, part, kind, scale, tmp_path):
+    path = shutil.copytree(folder_of(name), tmp_path / "two")
+    shutil.copytree(path / part, path / f"{part}_1")
+    changed(path / "model_index.json", **{part: ["diffusers", kind]})
+    halves = {"height": 32, "width": 32, "call": {scale: [0.5, 0.5]}}
+    one, two = Generator(name), Generator(path, rollout=halves)
     prompt = one.prompt("red fox")
     both = two.model.condition([dataclasses.replace(prompt, images=prompt.images * 2)], **one.size)
     x = one.start(asked := one.asked("red fox"))

@@ -122,6 +122,10 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
             "more than the state, the time and the prompt, such as momentum of guidance or noise drawn in each step "
             f"({how_to_turn_off(model.pipeline)})"
         )
+    between, x = float(table.times[-2:].mean()), joined(states).float()
+    with suppress(ControlFlowChanged, UserError):
+        anew = model.program(request, guidance, between, (table, k)).velocity(scheduler, x, between, k)
+        model.retimes = close(next(program.velocity(scheduler, x, between), []), next(anew, []), tolerance)
     if not run.off <= FAR:
         raise Unsupported(
             f"the last step of its {type(model.pipeline.scheduler).__name__} ends {run.off:.2g} (relative) from the "

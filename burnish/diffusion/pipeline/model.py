@@ -23,15 +23,7 @@ from torch import Tensor, nn
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import SOUNDS, Arguments
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.checks import (
-    CLOSE,
-    TOGETHER,
-    check_arguments,
-    check_samples,
-    check_steps,
-    close,
-    refuse_guiders,
-)
+from burnish.diffusion.pipeline.checks import TOGETHER, check_arguments, check_samples, check_steps, refuse_guiders
 from burnish.diffusion.pipeline.forwards import Call, Forwards, RunDone, tensors_in
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -124,7 +116,7 @@ class PipelineModel(LoadedPipeline):
         self._questions: LruCache[Question] = LruCache(LATEST)
         self._verified: set[Any] = set()
         # whether steps at times between the pipeline's own are what a run at them is: it may read times unseen (tolist)
-        self._retimes: bool | None = None
+        self.retimes = True
         self._reads_alike = False  # whether tokens that were written have the same log-probs once they are read
         # checks run single rows, for which each block would be compiled once more
         self._as_it_is = partial(torch.compiler.set_stance, "force_eager") if options.compile else nullcontext
@@ -342,16 +334,11 @@ class PipelineModel(LoadedPipeline):
         with explained(self):
             program = self.program(request, guidance)
         k, scheduler = program.before(time), self._run.scheduler
-        anew = partial(self.program, request, guidance, time, (program.table, k))
-        if float(program.table.times[k]) != time and self._retimes is None:
-            with explained(self), suppress(ControlFlowChanged):
-                again, run = program.velocity(scheduler, x, time), anew().velocity(scheduler, x, time, k)
-                self._retimes = close(next(again, []), next(run, []), CLOSE)
-        if float(program.table.times[k]) == time or self._retimes is not False:
+        if self.retimes or float(program.table.times[k]) == time:
             with suppress(ControlFlowChanged):
                 return (yield from program.velocity(scheduler, x, time))
         with explained(self):  # recorded anew, with this time in the place of its own
-            program = anew()
+            program = self.program(request, guidance, time, (program.table, k))
         return (yield from program.velocity(scheduler, x, time, k))
 
     def verify(self, conditioning: Requests, *, guidance: float) -> None:
