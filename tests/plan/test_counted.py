@@ -72,11 +72,9 @@ def drawing(files, *options):
     return TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", *size, *once, *options, name="counted")
 
 
-@pytest.mark.parametrize(
-    ("run", "options"), [(drawing, FULL), *seldom(*((answering, options) for options in (LORA, FULL, [*FULL, *BF16])))]
-)
+@pytest.mark.parametrize(("run", "options"), [(drawing, FULL), *seldom((answering, FULL), (answering, [*FULL, *BF16]))])
 def test_a_plan_tells_what_a_run_holds(run, options, files):
-    run, held = run(files, *options, f"steps={1 + (options is not LORA)}"), Held()
+    run, held = run(files, *options, "steps=2"), Held()
     with held:
         run.train()
     assert held.most / 2**30 == pytest.approx(plan(run.recipe, *run.options).peak, rel=NEAR, abs=0.01)
