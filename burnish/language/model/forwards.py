@@ -418,6 +418,8 @@ def planned(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention by a plan or the boundaries of images where there are some, and as transformers has it otherwise."""
     if plan is not None or cu_seq_lens_q is not None:
+        if unknown := [name for name in ("s_aux", "softcap") if more.get(name) is not None]:
+            raise ValueError(f"attention with {', '.join(unknown)} has no plan")
         return attend(module, query, key, value, attention_mask, plan=plan, cu_seq_lens_q=cu_seq_lens_q, **more)
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
