@@ -403,7 +403,10 @@ class LanguageModel:
             ids = self._processed([text], [Shown(images=[image])])["input_ids"]
             return bool(ids.shape[1] - around == image_tokens(self.processor, *image.size))
 
-        return all(map(tells, samples("image")))
+        try:
+            return all(map(tells, samples("image")))
+        except Exception:  # which a processor may raise of anything
+            return False
 
     def image_tokens(self, width: int, height: int) -> int | None:
         """Tokens of an image by its size alone, by the processor's own arithmetic; None if only pixels tell."""
