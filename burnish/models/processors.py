@@ -87,8 +87,10 @@ def pad(
         image: of any type.
         padding: pixels on the left, on top, on the right and below.
         fill: their colour, one number or one a channel.
-        padding_mode: no processor gives another.
+        padding_mode: no processor of transformers gives another.
     """
+    if padding_mode != "constant":
+        raise ImportError(f"borders of an image that are {padding_mode} need torchvision: pip install torchvision")
     left, top, right, bottom = padding
     height, width = image.shape[-2:]
     colour = torch.as_tensor(fill, dtype=image.dtype).view(-1, 1, 1)
