@@ -58,8 +58,9 @@ def anonymous() -> int:
 
 
 def write_pipeline(folder: Path, width: int, layers: int) -> int:
-    """Write a random Stable Diffusion 3 without encoders and VAE in bfloat16: its number of weights."""
+    """Write a random Stable Diffusion 3 with one small encoder and without a VAE in bfloat16: its number of weights."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
     torch.manual_seed(0)
     network = SD3Transformer2DModel(
@@ -67,11 +68,13 @@ def write_pipeline(folder: Path, width: int, layers: int) -> int:
         num_attention_heads=width // 64, joint_attention_dim=width, caption_projection_dim=width,
         pooled_projection_dim=width, pos_embed_max_size=16,
     )  # fmt: skip
-    absent: dict[str, Any] = dict.fromkeys(
+    parts: dict[str, Any] = dict.fromkeys(
         ("vae", *(f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")))
     )
+    encoder = CLIPTextConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+    parts["text_encoder"] = CLIPTextModelWithProjection(encoder).bfloat16()
     scheduler = FlowMatchEulerDiscreteScheduler()
-    StableDiffusion3Pipeline(transformer=network.bfloat16(), scheduler=scheduler, **absent).save_pretrained(folder)
+    StableDiffusion3Pipeline(transformer=network.bfloat16(), scheduler=scheduler, **parts).save_pretrained(folder)
     return sum(weight.numel() for weight in network.parameters())
 
 
