@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.environments.base import Observation
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from burnish.types.prompt import Prompt
+
+
+ALONE = Lock()  # dialogues of several threads share a pipeline, whose scheduler knows at which step it is
 
 
 class Draw:
@@ -109,8 +113,9 @@ class PromptEnhancer:
     def step(self, response: str) -> Observation:
         import numpy as np
 
-        draw, reward = _loaded(*self._loaded)
-        image = draw(response.strip(), seed=self.seed)
+        with ALONE:
+            draw, reward = _loaded(*self._loaded)
+            image = draw(response.strip(), seed=self.seed)
         (score,) = reward([np.asarray(image.convert("RGB"))], [self.prompt])
         if score.value is None:
             raise ValueError(f"the image has no reward: {score.note}")

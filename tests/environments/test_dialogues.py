@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
@@ -213,12 +214,16 @@ def test_a_policy_learns_to_write_the_prompts_of_images(files, tmp_path):
         path="burnish.environments.drawing:PromptEnhancer", arguments=drawing | {"reward": bright}, max_turns=1
     )
     enhancer.check()
-    seen = [begun(enhancer, Prompt(text="Rewrite", answer="a fox"), seed).step(" a fox at dawn ") for seed in (3, 3, 4)]
+    begin = partial(begun, enhancer, Prompt(text="Rewrite", answer="a fox"))
+    with ThreadPoolExecutor(3) as pool:  # as many dialogues may be answered at the same time
+        together = list(pool.map(lambda seed: begin(seed).step(" a fox at dawn "), (3, 4, 4, 3, 4, 3)))
+    seen = [begin(seed).step(" a fox at dawn ") for seed in (3, 3, 4)]
     assert [one.done for one in seen] == [True] * 3
     images = [np.asarray(one.images[0]) for one in seen]
     assert seen[0].reward == pytest.approx(images[0].mean() / 255 + len("a fox"))  # of what was asked for
     assert np.array_equal(images[0], images[1])
     assert not np.array_equal(images[0], images[2])
+    assert [one.reward for one in together] == [seen[row].reward for row in (0, 2, 2, 0, 2, 0)]
     given = {"name": "function", "path": enhancer.path, "arguments": enhancer.arguments, "max_turns": 1}
     sampled = ["validation.n=2", "validation.temperature=1"]
     rows, _ = evaluated(files, {"environment": {}}, [{"prompt": "a fox"}], *sampled, environment=given)
