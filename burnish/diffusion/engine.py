@@ -196,7 +196,10 @@ class FlowEngine:
             return role(x, time, conditioning.select(index))[:count]
 
         def rounded(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
-            found, learned = torch.empty_like(x), ((time[:, None] == plan.times[:-1]) & plan.recorded[index]).any(1)
+            learned = ((time[:, None] == plan.times[:-1]) & plan.recorded[index]).any(1)
+            if learned.all() or not learned.any():
+                return velocity(x, time, index, roles[not learned[0]])
+            found = torch.empty_like(x)
             for role, chosen in zip(roles, (learned, ~learned), strict=True):
                 if len(some := chosen.nonzero().flatten()):
                     there = to_device(some, device)
