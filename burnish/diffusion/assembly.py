@@ -286,7 +286,7 @@ class FlowAssembly(Assembly):
 
     @property
     def guidances(self) -> dict[str, float | None]:
-        """Guidance of teachers, of the untrained model and of what is learnt, by option; None is the rollout's."""
+        """Guidance of teachers, of the untrained model and of what is learned, by option; None is the rollout's."""
         teachers = {f"algorithm.teachers[{i}].guidance_scale": one.guidance_scale
                     for i, one in enumerate(self.needs.teachers)}  # fmt: skip
         own = {name: getattr(self.config.algorithm, name, None) for name in HELD} | {

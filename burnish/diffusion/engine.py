@@ -201,9 +201,9 @@ class FlowEngine:
                 return velocity(x, time, index, roles[not learned[0]])
             found = torch.empty_like(x)
             for role, chosen in zip(roles, (learned, ~learned), strict=True):
-                if len(some := chosen.nonzero().flatten()):
-                    there = to_device(some, device)
-                    found[there] = velocity(x[there], time[some], index[some], role)
+                some = chosen.nonzero().flatten()
+                there = to_device(some, device)
+                found[there] = velocity(x[there], time[some], index[some], role)
             return found
 
         def noise_at(step: int) -> Tensor:

@@ -96,7 +96,7 @@ class FlowRollouts:
         have none."""
         few = None if scored is None else scored.select(watched(scored.group, self.rollout.n, groups))
         with self.watch("ref"):
-            grown = movement(self.engine.roles, few, self.rollout.batch_size, fp8=self.rollout.fp8)
+            grown = velocity_metrics(self.engine.roles, few, self.rollout.batch_size, fp8=self.rollout.fp8)
         if scored is None or few is None:
             return None
         counts = scored.counts | dict.fromkeys(grown, float(len(few)))
@@ -176,7 +176,7 @@ def watched(group: Tensor, n: int, groups: int) -> Tensor:
     return ((place % stride == 0) & (place < stride * ROWS)).nonzero().flatten()
 
 
-def movement(roles: FlowRoles, some: Scored | None, size: int, *, fp8: bool) -> Metrics:
+def velocity_metrics(roles: FlowRoles, some: Scored | None, size: int, *, fp8: bool) -> Metrics:
     """Norm of the policy's velocity over the reference's, and of their difference over the reference's; and that of its
     difference in fp8 over its own.
 

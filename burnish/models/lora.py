@@ -212,6 +212,9 @@ class AsInForward:
     @contextmanager
     def _again(self, name: str | None) -> Iterator[None]:
         now = active_adapter(self.layers)
+        if now == name:  # as nearly always: each block would set all layers of the network twice
+            yield
+            return
         switch_adapter(self.layers, name)
         try:
             yield

@@ -286,7 +286,10 @@ class Notes(dict[str, Any]):
     """What a gate of the KL remembers: numbers, and lists of them, by name."""
 
     state_dict = dict.copy
-    load_state_dict = dict.update
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clear()
+        self.update(state)
 
 
 @options

@@ -113,7 +113,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         velocity = None
         with suppress(ControlFlowChanged):
             velocity = finished(again, lambda calls: [_answer(call, left, tolerance) for call in calls])  # noqa: B023
-        if velocity is not None and close(velocity, expected, tolerance):
+        if velocity is not None and _close(velocity, expected, tolerance):
             continue
         if k == 0 and len(steps) > 1 and model.noised(request) is not None:
             continue  # what a pipeline keeps of an image may be noise until then
@@ -125,7 +125,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     between, x = float(table.times[-2:].mean()), joined(states).float()
     with suppress(ControlFlowChanged, UserError):
         anew = model.program(request, guidance, between, (table, k)).velocity(scheduler, x, between, k)
-        model.retimes = close(next(program.velocity(scheduler, x, between), []), next(anew, []), tolerance)
+        model.retimes = _close(next(program.velocity(scheduler, x, between), []), next(anew, []), tolerance)
     if not run.off <= FAR:
         raise Unsupported(
             f"the last step of its {type(model.pipeline.scheduler).__name__} ends {run.off:.2g} (relative) from the "
@@ -136,7 +136,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
 def _answer(call: Call, left: list[tuple[str, Any, Any]], tolerance: float) -> Any:
     """The output that was made for the same call, which is taken off the list."""
     for at, (network, arguments, output) in enumerate(left):
-        if network == call.network and close(call.arguments, arguments, tolerance):
+        if network == call.network and _close(call.arguments, arguments, tolerance):
             del left[at]
             return output
     raise ControlFlowChanged
@@ -275,7 +275,7 @@ def how_to_turn_off(pipeline: Any) -> str:
     return f'its guider, {kind}, may do so: it is off with "enabled": false in {" and ".join(files)}'
 
 
-def close(found: Any, expected: Any, tolerance: float) -> bool:
+def _close(found: Any, expected: Any, tolerance: float) -> bool:
     """Whether two trees have equal tensors, but for rounding."""
     own, other = tensors_in(found), tensors_in(expected)
     return len(own) == len(other) and all(distance(*pair) <= tolerance for pair in zip(own, other, strict=True))

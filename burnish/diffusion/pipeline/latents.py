@@ -79,7 +79,8 @@ class LatentLayout:
         for image in images:
             if image.ndim >= self.slope.ndim:
                 raise UserError(
-                    f"records have {'clips' if image.ndim == 4 else 'images'}, which the model doesn't draw"
+                    f"records have {'clips' if image.ndim == 4 else 'images'}, which the model doesn't draw; give what "
+                    "it draws"
                 )
             frames = image[None] if self.slope.ndim == 5 and image.ndim == 3 else image
             pixels = torch.from_numpy(frames).to(self.slope.device).movedim(-1, 0)[None].float() / 127.5 - 1
