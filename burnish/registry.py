@@ -243,7 +243,24 @@ class MayChange:
 
 def validated(kind: Any, value: Any) -> Any:
     """A value as an object of its class, with what JSON allows: [a, b] may be a tuple and 1 a float, true is not 1."""
-    return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    return pydantic.TypeAdapter(kind).validate_json(json.dumps(over_defaults(kind, value)), strict=True)
+
+
+def over_defaults(kind: Any, tree: Any) -> Any:
+    """A section's tree, in which an option of an inner section leaves what ``kind`` sets of the others there. One that
+    chooses a kind or a name begins with the defaults of that."""
+    for option, its in kind.__pydantic_fields__.items() if isinstance(tree, dict) else ():
+        default, given = its.get_default(call_default_factory=True), tree.get(option)
+        if is_dataclass(default) and isinstance(given, dict):
+            begun = {} if given.keys() & {"kind", "name"} else own_values(default)
+            tree = tree | {option: over_defaults(type(default), begun | given)}
+    return tree
+
+
+def own_values(section: Any) -> dict[str, Any]:
+    """Its name, if it has one, and options of a section that are not the defaults of its class."""
+    usual = {name: field.get_default(call_default_factory=True) for name, field in fields(section).items()}
+    return {name: getattr(section, name) for name in usual if name == "name" or getattr(section, name) != usual[name]}
 
 
 def without(tree: dict[str, Any], *names: str) -> dict[str, Any]:

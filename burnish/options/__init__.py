@@ -73,6 +73,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False), AfterValidator(_not_vanishing)]
+Rate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Moment = Annotated[float, Field(ge=0, le=2.5e11, allow_inf_nan=False)]  # until the year 9892
 Temperature = Annotated[float, Field(gt=0, le=1000), AfterValidator(_not_too_cold)]
@@ -102,7 +103,7 @@ Rule = Literal[
 class AdamWOptions:
     """AdamW with a constant learning rate, of a network that an algorithm trains beside the policy."""
 
-    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)] = 3e-4
+    lr: Rate = 3e-4
     """Peak learning rate."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay rates of the first and second moment."""

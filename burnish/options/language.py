@@ -18,6 +18,7 @@ from burnish.options import (
     NonNegative,
     OptimizerOptions,
     Positive,
+    Rate,
     Rules,
     SaveOptions,
     StepOptions,
@@ -154,6 +155,13 @@ class LanguageTrainerOptions(StepOptions):
 
 
 @options
+class CriticOptimizerOptions(OptimizerOptions):
+    """The optimizer of a value network."""
+
+    lr: Rate = 1e-3
+
+
+@options
 class CriticOptions:
     """Value network, for algorithms that need one."""
 
@@ -162,7 +170,7 @@ class CriticOptions:
     on the policy's hidden states."""
     detach: Annotated[bool, ReadIf("trunk", "shared")] = True
     """shared: the value loss trains only the value head, not the policy."""
-    optimizer: OptimizerOptions = Field(default_factory=lambda: OptimizerOptions(lr=1e-3))
+    optimizer: CriticOptimizerOptions = Field(default_factory=CriticOptimizerOptions)
     """Optimizer of the critic."""
     warmup_updates: Whole = 0
     """First N policy updates train only the critic; the policy is frozen."""
