@@ -116,10 +116,9 @@ def has_driver() -> bool:
 
 def _asked(config: RunConfig) -> tuple[Origin, Machine] | None:
     """What a configuration was composed from, if that says something of GPUs here."""
-    if (origin := config.origin) is None:
-        return None
     if config.runtime == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
         return None  # its pools ask the cluster for GPUs
+    origin = config.origin
     machine, _ = read_machine(origin.overrides)
     return (origin, machine) if origin.stated or machine.gpus is not None else None
 

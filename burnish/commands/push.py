@@ -128,7 +128,7 @@ def _list(place: Path, to: str, *, private: bool, dry_run: bool) -> None:
     from rich.filesize import decimal
 
     sizes = {file: file.stat().st_size for file in sorted(place.rglob("*")) if file.is_file()}
-    what = f"{len(sizes)} files, {decimal(sum(sizes.values()))}"
+    what = f"{terminal.counted(len(sizes), 'files')}, {decimal(sum(sizes.values()))}"
     sending = f"Nothing was sent. Without --dry-run {what}, would go" if dry_run else f"Sending {what},"
     seen = "private" if private else "public"
     terminal.say(f"{sending} to {constants.ENDPOINT}/{to} ({seen}):")

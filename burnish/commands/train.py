@@ -418,7 +418,11 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str) -> None:
         outcome: how it ended, e.g. "finished" or "stopped by SIGTERM".
     """
     run = Summary.read(folder)
-    terminal.say("\n", (outcome[:1].upper() + outcome[1:], "bold"), f" after {run.updates} of {config.steps} updates")
+    terminal.say(
+        "\n",
+        (outcome[:1].upper() + outcome[1:], "bold"),
+        f" after {run.updates} of {terminal.counted(config.steps, 'updates')}",
+    )
     if run.before is not None and run.after is not None:
         measures = numbers(run)
         rows = [(row["title"], *(cell["text"] for cell in row["cells"])) for row in measures["rows"]]

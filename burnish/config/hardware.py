@@ -13,6 +13,7 @@ from burnish.config.yaml_text import brief, read_overrides, show
 from burnish.options import Count, Positive
 from burnish.registry import explanation, fields, options, validated
 from burnish.utils.errors import ConfigError
+from burnish.utils.terminal import counted
 
 KEY = "hardware"  # of a recipe's file
 NODE = 8  # GPUs of a machine
@@ -73,7 +74,7 @@ class Hardware:
         return ["runtime=ray", *machines, f"pools.train.processes={gpus}", *self.options]
 
     def __str__(self) -> str:
-        return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.memory_gb:g} GB"
+        return f"{counted(self.gpus, 'GPUs')} of {self.memory_gb:g} GB"
 
 
 @dataclass(frozen=True)

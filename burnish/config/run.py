@@ -197,7 +197,7 @@ class RunConfig(ABC):
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
-    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
+    origin: Origin = dataclasses.field(default=Origin("", ()), repr=False, compare=False, metadata={"exclude": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""

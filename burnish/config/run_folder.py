@@ -260,8 +260,6 @@ def check_place(config: RunConfig) -> None:
     Raises:
         UserError: the folder has been moved, or its relative path means another one from here.
     """
-    if config.origin is None:
-        return
     path, (_, given) = Path(config.origin.recipe), read_machine(config.origin.overrides)
     if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in given:
         return

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from burnish.diffusion.steps import diffuse
 from burnish.rl.algorithm import OldLogprobs
-from burnish.rl.preference import select_best_worst
+from burnish.rl.preference import select_best
 from burnish.types.batch import Batch, first_of_each, on_host, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import (
@@ -231,7 +231,7 @@ def subset(scored: Scored, fraction: float) -> Tensor:
 def best_worst(scored: Scored, keep: int) -> Tensor:
     """The best and the worst samples of each prompt, ``keep`` of them: [B, 1] bool."""
     scores = scored.scores
-    rows = select_best_worst(scores.reward, scored.group, scores.missing, keep)
+    rows = select_best(scores.reward, scored.group, scores.missing, keep, worst=True)
     return torch.zeros(len(scored), 1, dtype=torch.bool).index_fill(0, rows, True)
 
 

@@ -20,7 +20,7 @@ from burnish.metrics import Stopwatch, group_diversity
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
-from burnish.rl.preference import select_best_worst
+from burnish.rl.preference import select_best
 from burnish.rollout.sources import RolloutRequest, collector, group_starts
 from burnish.tasks.drawings import GLIMPSES, write_sample
 from burnish.tasks.sample_files import SampleFiles
@@ -67,7 +67,7 @@ class FlowRollouts:
             known = scored.scores.reward[~scored.scores.missing]
             name = "train/candidates/reward/mean"
             metrics[name], counts[name] = float(known.mean()) if len(known) else float("nan"), len(known)
-            rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
+            rows = select_best(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n, worst=True)
             if cheap and len(rows):
                 again = replace(  # from the same seeds, with the run's own number of steps, and recorded
                     job, prompts=[job.prompts[row] for row in rows.tolist()], group=job.group[rows],

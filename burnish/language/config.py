@@ -36,6 +36,7 @@ from burnish.rewards.text.base import EnvironmentReward, LanguageReward
 from burnish.rl.algorithm import Algorithm
 from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model
+from burnish.utils.terminal import counted
 
 CRITIC = ReadIf(
     lambda section, run: run.algorithm.needs().critic, why="{run.algorithm.name} has no critic; use algorithm=ppo"
@@ -151,8 +152,8 @@ class LanguageConfig(RunConfig):
             ),
             (
                 needs.critic and self.critic.warmup_updates >= self.steps,
-                f"critic.warmup_updates is {self.critic.warmup_updates}, but the run has only {self.steps} updates: "
-                "the policy never learns; warm up for fewer, or raise steps",
+                f"critic.warmup_updates is {self.critic.warmup_updates}, but the run has only "
+                f"{counted(self.steps, 'updates')}: the policy never learns; warm up for fewer, or raise steps",
             ),
             (
                 self.model.compile and bool(self.model.gradient_checkpointing),

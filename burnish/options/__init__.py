@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from burnish.registry import Choice, MayChange, ReadIf, chosen_part, options
 from burnish.utils.addresses import address_complaint
+from burnish.utils.terminal import counted
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -141,7 +142,8 @@ class OptimizerOptions(AdamWOptions):
     run with a decaying learning rate, set steps and this; it continues with the learning rate of a run of that
     length."""
     warmup_steps: Annotated[NonNegative, AfterValidator(_whole_above_one)] = 0
-    """Optimizer steps of linear warm-up; below 1 a fraction of those of the run, or of schedule_updates."""
+    """Optimizer steps of linear warm-up, N: the first has lr / N, the N-th lr; below 1 a fraction of those of the run,
+    or of schedule_updates. Two steps at least, or 0."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
@@ -168,13 +170,13 @@ class OptimizerOptions(AdamWOptions):
             ),
             (
                 self.warmup_steps >= steps,
-                f"{section}.warmup_steps is {self.warmup_steps}, but the run has only {steps} optimizer steps: "
-                f"{section}.lr is never reached; warm up for fewer",
+                f"{section}.warmup_steps is {self.warmup_steps}, but the run has only "
+                f"{counted(steps, 'optimizer steps')}: {section}.lr is never reached; warm up for fewer",
             ),
             (
-                0 < self.warmup_steps < 1 and self.warmup_steps * total < 1,
-                f"{section}.warmup_steps is {self.warmup_steps} of {total} optimizer steps, which is less than one: "
-                "nothing would be warmed up; give a number of steps, or 0",
+                0 < self.warmup_steps * (total if self.warmup_steps < 1 else 1) < 2,
+                f"{section}.warmup_steps is {self.warmup_steps} of {counted(total, 'optimizer steps')}, which is less "
+                "than two: the first would have the full learning rate already; give more, or 0",
             ),
             (
                 self.decays and (updates or run.steps) < run.steps,
@@ -534,7 +536,7 @@ class ProfilerOptions:
             ),
             (
                 max(self.steps) > run.steps,
-                f"profiler.steps has {max(self.steps)}, but the run has only {run.steps} updates (steps)",
+                f"profiler.steps has {max(self.steps)}, but the run has only {counted(run.steps, 'updates')} (steps)",
             ),
             (
                 self.tool == "memory" and "controller" in self.roles,

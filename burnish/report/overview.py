@@ -24,6 +24,7 @@ from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
 from burnish.utils.paths import SUITES
 from burnish.utils.records import cached, leads_out, stamp
+from burnish.utils.terminal import counted
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -71,7 +72,7 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     for index in sorted({prompt for prompt, _ in last})[:most]:
         firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
         sides = [
-            {"title": f"after {update} update{'s' * (update > 1)}" if update else "before training"}
+            {"title": f"after {counted(update, 'updates')}" if update else "before training"}
             | sample_data(folder, sample)
             for update, sample in firsts.items()
         ]
@@ -118,7 +119,7 @@ def numbers(run: Summary) -> dict[str, Any]:
         failed = any(row.get("val-aux/missing") == 1 for row in run.rows)
         why = "No reward of any validation could be computed" if failed else "There is no validation yet"
         return {"why": f"{why}, so there is nothing to compare."}
-    heads = ["before", f"after {last[STEP]} updates", "change"] if run.after else ["before training"]
+    heads = ["before", f"after {counted(last[STEP], 'updates')}", "change"] if run.after else ["before training"]
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
         heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
@@ -133,7 +134,7 @@ def _moved(run: Summary) -> str:
     watched = [measure for measure in run.measures if measure.watched]
     moved = [one.title for one in watched if (change := run.change(one)) is not None and change.sign]
     clear = f"; clear change: {', '.join(moved)}" if moved else "; none has clearly changed" if run.after else ""
-    return f"{len(watched)} watched statistic{'s' * (len(watched) > 1)}{clear}" if watched else ""
+    return f"{counted(len(watched), 'watched statistics')}{clear}" if watched else ""
 
 
 def _row(run: Summary, measure: Measure) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def _table(evaluations: Mapping[int, Evaluation]) -> dict[str, Any]:
         "name": header.suite, "note": f"{header.primary_metric}, {header.prompts} prompts × {header.n}{changed}",
         "doubts": [f"Not to be believed: {why}" for why in
                    dict.fromkeys(reason for side in sides for reason in side.result["why_not"])],
-        "heads": [*(f"after {update} updates" for update in ends), *["change"] * (len(ends) > 1)],
+        "heads": [*(f"after {counted(update, 'updates')}" for update in ends), *["change"] * (len(ends) > 1)],
         "rows": _rows(sides),
         "series": series("validation", "validation", points, intervals) if len(points) > 1 else None,
     }  # fmt: skip

@@ -41,7 +41,7 @@ from burnish.report.statistics import (
 )  # fmt: skip
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
-from burnish.utils.terminal import duration
+from burnish.utils.terminal import counted, duration
 
 COMPONENT = re.compile(r"val-aux/.+/([^/]+)/mean@[^/]*")  # a metric of a reward's component
 TITLES = {  # names that are not just capitals
@@ -222,7 +222,8 @@ class Summary:
         if any(missing):
             warnings.append(
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
-                f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
+                f"{sum(map(bool, missing))} of {counted(len(missing), 'updates')}; those {self.words.samples} were not "
+                "trained on."
             )
         warnings += [
             f"Validation {row[STEP]} lacks the reward of {100 * share:.1f} % of its {self.words.samples}."

@@ -10,6 +10,7 @@ from typing import Literal
 from burnish.config.run_folder import STEP
 from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, SPACE, VARIETY, Change, Measure
 from burnish.report.summary import Summary
+from burnish.utils.terminal import counted
 
 FEW = "too few prompts were evaluated to tell it from chance"
 MAYBE = "no clear change, as this may be chance"
@@ -88,7 +89,7 @@ def verdict(run: Summary) -> Iterator[tuple[Kind, str]]:
     yield from _of_measure(run, VARIETY, ALIKE)
     yield from _peak(run)
     if run.updates < run.planned:
-        yield "weigh", f"The run is not finished: {run.updates} of {run.planned} updates are done."
+        yield "weigh", f"The run is not finished: {run.updates} of {counted(run.planned, 'updates')} are done."
     if run.config.get("data", {}).get("val_files", "") is None:
         yield "weigh", "Validation used the training prompts: it says nothing about new ones."
     seed = run.config.get("seed")

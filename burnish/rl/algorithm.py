@@ -146,10 +146,17 @@ OldLogprobs = Literal["own", "sampler", "recomputed"]  # the policy's own, and b
 
 
 @options
-class AdvantagePart:
-    """Base of advantages: what they need of the system."""
+class Part:
+    """Base of what a recipe chooses by name: a function, with its options."""
 
     function: ClassVar[Any]
+    reads: ClassVar[str] = ""  # its option that names rewards
+
+
+@options
+class AdvantagePart(Part):
+    """Base of advantages: what they need of the system."""
+
     groups: ClassVar[bool] = False  # compares samples of one prompt, so a prompt needs two at least
     critic: ClassVar[bool] = False  # reads predictions of the value network
     greedy: ClassVar[bool] = False  # reads the reward of a greedy response to each prompt
@@ -157,7 +164,6 @@ class AdvantagePart:
     advantage_aggregation = "sum"
     turn_rewards = False
     least: ClassVar[str] = ""  # its option that says how many samples of a prompt it needs
-    reads: ClassVar[str] = ""  # its option that names a reward
 
     @property
     def samples(self) -> int:
@@ -166,10 +172,9 @@ class AdvantagePart:
 
 
 @options
-class SurrogatePart:
+class SurrogatePart(Part):
     """Base of surrogates: how they look at the actions of a sample."""
 
-    function: ClassVar[Any]
     compares: ClassVar[bool] = True  # with old log-probs
     whole_samples: ClassVar[bool] = False  # all actions of a sample have to be given together
     clip = 0.1  # a hundredth of it is a difference of log-probs that can't be seen in the loss
@@ -209,21 +214,6 @@ class KlGateFunction(Protocol):
     def __call__(self, rewards: Rewards, memory: dict[str, Any]) -> Tensor:
         """Rewards of the B samples of an update to the factor of the KL of each [B]: 0 lets a sample go. What is put
         into the memory is there in the next update, and in checkpoints."""
-
-
-@options
-class KlPart:
-    """Base of KL estimators."""
-
-    function: ClassVar[Any]
-
-
-@options
-class KlGatePart:
-    """Base of gates of the KL."""
-
-    function: ClassVar[Any]
-    reads: ClassVar[str] = ""  # its option that names rewards
 
 
 def adopt(cls: type, part: type) -> None:

@@ -42,7 +42,7 @@ def pairs(reward: Tensor, group: Tensor, missing: Tensor) -> tuple[Tensor, Tenso
     return found[:, 0], found[:, 1]
 
 
-def select_best(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Tensor:
+def select_best(reward: Tensor, group: Tensor, missing: Tensor, keep: int, *, worst: bool = False) -> Tensor:
     """The best samples of each group; of equal ones the first.
 
     Args:
@@ -50,26 +50,18 @@ def select_best(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Te
         group: [B] ids.
         missing: [B] bool; never kept.
         keep: samples per group; smaller groups are kept whole.
+        worst: keep the worst samples for the smaller half of them: both carry most of a group's signal (DanceGRPO,
+            arXiv:2505.07818).
 
     Returns:
         Rows [M], rising.
     """
-    return _select(reward, group, missing, keep, 0)
-
-
-def select_best_worst(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Tensor:
-    """The best and the worst samples of each group, which carry most of its signal (DanceGRPO, arXiv:2505.07818).
-
-    Args:
-        reward: [B].
-        group: [B] ids.
-        missing: [B] bool; never kept.
-        keep: samples per group, the larger half of them the best; smaller groups are kept whole.
-
-    Returns:
-        Rows [M], rising.
-    """
-    return _select(reward, group, missing, keep - keep // 2, keep // 2)
+    kept: list[int] = []
+    low = keep // 2 if worst else 0
+    for rows in _groups(group, missing):
+        order = reward[rows].argsort(descending=True, stable=True).tolist()
+        kept += [rows[i] for place, i in enumerate(order) if place < keep - low or place >= len(rows) - low]
+    return torch.tensor(sorted(kept), dtype=torch.long, device=reward.device)
 
 
 def another_success(reward: Tensor, group: Tensor, missing: Tensor, least: float) -> Tensor:
@@ -90,14 +82,6 @@ def another_success(reward: Tensor, group: Tensor, missing: Tensor, least: float
         for row in rows:
             found[row] = next((other for other in good if other != row), -1)
     return found
-
-
-def _select(reward: Tensor, group: Tensor, missing: Tensor, best: int, worst: int) -> Tensor:
-    kept: list[int] = []
-    for rows in _groups(group, missing):
-        order = reward[rows].argsort(descending=True, stable=True).tolist()
-        kept += [rows[i] for place, i in enumerate(order) if place < best or place >= len(rows) - worst]
-    return torch.tensor(sorted(kept), dtype=torch.long, device=reward.device)
 
 
 def _groups(group: Tensor, missing: Tensor) -> list[list[int]]:

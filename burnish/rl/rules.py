@@ -254,20 +254,19 @@ def pass_at_k(
     success = (rewards.reward >= pass_reward) & ~rewards.missing
     solved = torch.zeros(len(groups.count), dtype=torch.long)
     solved = solved.index_add(0, groups.label, success.long())
-    won: list[float] = []
-    lost: list[float] = []
-    for count, right in zip(groups.count.long().tolist(), solved.tolist(), strict=True):
+
+    def worth(count: int, right: int) -> tuple[float, float]:
+        """Of a success and of a failure in a group."""
         wrong = count - right
         if count < pass_k or not right or wrong < pass_k:  # groups of k that are all alike, or none at all
-            won.append(0.0)
-            lost.append(0.0)
-            continue
+            return 0.0, 0.0
         missed = comb(wrong, pass_k) / comb(count, pass_k)
         std = (missed * (1 - missed)) ** 0.5
-        won.append(missed / std)
-        lost.append((missed - comb(wrong - 1, pass_k - 1) / comb(count - 1, pass_k - 1)) / std)
-    right_or_wrong = torch.where(success, torch.tensor(won)[groups.label], torch.tensor(lost)[groups.label])
-    return right_or_wrong.masked_fill(rewards.missing, 0.0)
+        return missed / std, (missed - comb(wrong - 1, pass_k - 1) / comb(count - 1, pass_k - 1)) / std
+
+    each = torch.tensor([*map(worth, groups.count.long().tolist(), solved.tolist())]).view(-1, 2)
+    won, lost = each[groups.label].unbind(1)
+    return torch.where(success, won, lost).masked_fill(rewards.missing, 0.0)
 
 
 @register("advantage", "greedy_baseline", greedy=True)

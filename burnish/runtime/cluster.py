@@ -27,6 +27,7 @@ from burnish.runtime.actor import environment
 from burnish.runtime.calls import POLL, Unschedulable
 from burnish.training.profiling import gpu_bytes
 from burnish.utils.errors import UserError
+from burnish.utils.terminal import counted
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +338,9 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
         except Exception as error:  # Ray has no class of its own for a machine that was too slow
             ray.shutdown()
             if address != LOCAL or attempt == ATTEMPTS:
-                raise UserError(f"Ray did not start (ray.address={address}), {attempt} times: {error}") from error
+                raise UserError(
+                    f"Ray did not start (ray.address={address}), {counted(attempt, 'times')}: {error}"
+                ) from error
             log.warning("Ray did not start in time and is started again: %s", error)
 
 

@@ -20,7 +20,7 @@ from burnish.metrics import Stopwatch
 from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.sources import OnlineSource, RolloutRequest, Source, split
+from burnish.rollout.sources import OnlineSource, RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.cluster import Pool, cluster
@@ -239,7 +239,7 @@ class RayController(Controller):
             )
             self._stack.callback(self.samplers.close)
         self._source = self._make_source()
-        self.source = ErrorRelay(self._source, self._announce)
+        self.source = self
         self._first = self._source.state_dict()
 
     def _join(self) -> None:
@@ -362,17 +362,11 @@ class RayController(Controller):
         except ENDS as error:
             self._end = error  # the update that is behind these weights is written down first
 
+    def rollout(self, update: int) -> Collected:
+        """The batch of an update, unless something has failed since the last one."""
+        self._announce()
+        return self._source.rollout(update)
+
     def _announce(self) -> None:
         if self._end is not None:
             raise self._end
-
-
-class ErrorRelay:
-    """A source that first raises what has failed since the last batch."""
-
-    def __init__(self, source: Source, announce: Callable[[], None]) -> None:
-        self._source, self._announce = source, announce
-
-    def rollout(self, update: int) -> Collected:
-        self._announce()
-        return self._source.rollout(update)

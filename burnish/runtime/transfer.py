@@ -54,16 +54,15 @@ class PromptNumbers:
 
     def numbered(self, batch: T) -> T:
         """The same with numbers in place of prompts."""
-        return self._with(batch, lambda prompts: [self._number(one) for one in prompts])
+        return self._with(
+            batch, lambda prompts: [self._places.get(id(one), one) if _embeds(one) else one for one in prompts]
+        )
 
     def named(self, batch: T) -> T:
         """The opposite."""
         return self._with(
             batch, lambda prompts: [self._prompts[one] if isinstance(one, int) else one for one in prompts]
         )
-
-    def _number(self, prompt: Prompt) -> int | Prompt:
-        return self._places.get(id(prompt), prompt) if _embeds(prompt) else prompt
 
     def _with(self, batch: T, change: Callable[[Sequence[Any]], list[Any]]) -> T:
         given: Any = batch

@@ -255,8 +255,7 @@ class Assembly:
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Sample and score held-out prompts; see ``Evaluation``. Ranks call it together."""
-        evaluation: Evaluation = self.evaluation(self)
-        return evaluation(target, n=n, guidance=guidance)
+        return self.evaluation(self)(target, n=n, guidance=guidance)
 
     @cached_property
     def sample_files(self) -> SampleFiles | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from burnish.options import OptimizerOptions
 from burnish.rl.algorithm import call
-from burnish.training.saved import SavedTensor
+from burnish.training.saved import SavedTensor, in_memory
 from burnish.training.sharding import copy_full, local_shard
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
@@ -87,7 +87,7 @@ class ParameterGroup:
             # its rates are those of the options, which saved groups of parameters repeat; what else they have moves
             now = optimizer.state_dict()
             groups = [
-                own | {name: _loaded(value) for name, value in before.items() if name not in OF_OPTIONS}
+                own | {name: in_memory(value) for name, value in before.items() if name not in OF_OPTIONS}
                 for own, before in zip(now["param_groups"], saved["param_groups"], strict=True)
             ]
             optimizer.load_state_dict(now | {"state": moments, "param_groups": groups})
@@ -95,10 +95,6 @@ class ParameterGroup:
 
 
 OF_OPTIONS = ("params", "lr", "betas", "eps", "weight_decay", "momentum")  # of a group of parameters
-
-
-def _loaded(value: Any) -> Any:
-    return value.load() if isinstance(value, SavedTensor) else value
 
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from burnish.registry import options, register
+from burnish.rl.algorithm import Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,10 +19,9 @@ Parameters = Mapping[str, "nn.Parameter"]  # by their names in the network
 
 
 @options
-class OptimizerPart:
+class OptimizerPart(Part):
     """Base of optimizers: what holds of them."""
 
-    function: ClassVar[Any]
     sharded: ClassVar[bool] = True  # steps weights that ranks hold in shards
 
 
@@ -34,10 +34,9 @@ class OptimizerFunction(Protocol):
 
 
 @options
-class SchedulePart:
+class SchedulePart(Part):
     """Base of learning rates."""
 
-    function: ClassVar[Any]
     moves: ClassVar[bool] = True  # it is not the same at all steps
 
 

@@ -132,7 +132,7 @@ class Ranks:
 
     def first(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
-        return action()
+        return self.each(action if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
 SINGLE_RANK = Ranks()
@@ -217,9 +217,6 @@ class ProcessRanks(Ranks):
             if reason is not None:
                 raise reason
         return [value for values, _ in outcomes for value in values]
-
-    def first(self, action: Callable[[], T]) -> T:
-        return self.each(action if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
     def _reduce(self, value: Tensor, what: str, *, largest: bool = False) -> Tensor:
         with self._waiting(what):

@@ -155,11 +155,8 @@ class Sharded:
             for (kept, key), name in before.items():
                 weight = kept._parameters[key]
                 if weight is not None and name is not None and weight.requires_grad and id(weight) not in names:
-                    weight.register_post_accumulate_grad_hook(partial(self._note, name))
+                    weight.register_post_accumulate_grad_hook(partial(lambda name, _: self._learned.add(name), name))
             module.reshard()
-
-    def _note(self, name: str, weight: Tensor) -> None:
-        self._learned.add(name)
 
     def __call__(self, run: Callable[[], T]) -> T:
         """Run a function that uses the network and returns a tensor or a tuple of tensors."""

@@ -185,10 +185,6 @@ class AuxiliaryLoss:
         return losses
 
 
-class Diverged(UserError):
-    """The loss stayed non-finite; the last checkpoint is from before."""
-
-
 @dataclass
 class Trainer:
     """The networks, their optimizers and their average, behind the verbs of the loop.
@@ -372,7 +368,7 @@ class Trainer:
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row > self.options.max_skipped_updates:
             shown = ", ".join(f"{name} {norm}" for name, norm in norms.items())
-            raise Diverged(
+            raise UserError(
                 f"loss {total} and gradient norm ({shown}) were not finite for {self.skipped_in_a_row} optimizer "
                 f"steps in a row (trainer.max_skipped_updates={self.options.max_skipped_updates}); "
                 "lower optimizer.lr, and resume from the last checkpoint"

@@ -29,6 +29,7 @@ from burnish.utils.installed import require
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
+from burnish.utils.terminal import counted
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
@@ -158,7 +159,10 @@ class HubModel:
                     "downloads no pickles: choose another model or revision, or convert it and give its directory"
                 )
         total = sum(sizes[name] for name in chosen) / 1e9
-        print(f"Downloading {self.name} (commit {commit[:8]}): {len(chosen)} files, {total:.1f} GB", flush=True)
+        print(
+            f"Downloading {self.name} (commit {commit[:8]}): {counted(len(chosen), 'files')}, {total:.1f} GB",
+            flush=True,
+        )
 
     def folder(self) -> Path:
         """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
@@ -435,7 +439,7 @@ def _mirror(address: str, folder: Path) -> None:
     changed = [name for name, state in news.items() if states.get(name) != state or not (folder / name).is_file()]
     if changed:
         size = sum(wanted[name]["size"] for name in changed) / 1e9
-        print(f"Downloading {address}: {len(changed)} files, {size:.1f} GB", flush=True)
+        print(f"Downloading {address}: {counted(len(changed), 'files')}, {size:.1f} GB", flush=True)
     for name in changed:
         part = folder / f"{name}.part"
         part.parent.mkdir(parents=True, exist_ok=True)

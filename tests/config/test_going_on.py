@@ -66,7 +66,7 @@ def test_options_that_change_weights_can_not_go_on_and_are_named(files, monkeypa
 
 @pytest.mark.parametrize(("algorithm", "options", "section"), [
     *seldom(
-        ("grpo", ["optimizer.schedule=cosine"], "optimizer"), ("grpo", ["optimizer.warmup_steps=0.1"], "optimizer")
+        ("grpo", ["optimizer.schedule=cosine"], "optimizer"), ("grpo", ["optimizer.warmup_steps=0.5"], "optimizer")
     ),
     ("ppo", ["critic.warmup_updates=0", "optimizer.schedule=constant", "critic.optimizer.schedule=linear"],
      "critic.optimizer"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.rl import advantages
-from burnish.rl.preference import pairs, select_best_worst
+from burnish.rl.preference import pairs, select_best
 from tests.conformance import case, cases, labels
 from tests.support.token_losses import mask_of, spoil
 
@@ -150,7 +150,7 @@ def test_best_against_worst_of_flow_grpo():
 @pytest.mark.parametrize("keep", [2, 3, 4])
 def test_the_best_and_the_worst_are_kept(seed, keep):
     reward, group, missing = batch(seed)
-    rows = select_best_worst(torch.where(missing, torch.nan, reward), group, missing, keep)
+    rows = select_best(torch.where(missing, torch.nan, reward), group, missing, keep, worst=True)
     assert rows.tolist() == sorted(set(rows.tolist()))
     assert not missing[rows].any()
     for number in group.unique():

@@ -272,11 +272,11 @@ class BranchGRPO(FlowGRPO):
         """[B] bool."""
         import torch
 
-        from burnish.rl.preference import select_best, select_best_worst
+        from burnish.rl.preference import select_best
 
         scores, keep = scored.scores, torch.zeros(len(scored), dtype=torch.bool)
         if self.keep_leaves is not None:
-            rows = select_best_worst(scores.reward, scored.group, scores.missing, self.keep_leaves)
+            rows = select_best(scores.reward, scored.group, scores.missing, self.keep_leaves, worst=True)
         else:
             parent = scored.group * (int(scored.sample.max()) + 1) + scored.sample // self.branching
             rows = select_best(scores.reward, parent, scores.missing, 1)

@@ -66,6 +66,8 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         }  # fmt: skip
         if self.over != "sampled":  # and what only an advantage is for
             idle |= {"surrogate", "high_entropy_fraction", *(one.name for one in fields(self.parts["surrogate"]))}
+        if self.over != "sampled" and self.ratio_limit is None and getattr(self.kl, "kind", None) != "unbiased":
+            idle |= {"old_logprob"}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         rates = {one.update_rate for one in self.teachers if one.is_policy and one.weights == "initial"}
         return [

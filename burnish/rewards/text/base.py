@@ -11,6 +11,7 @@ from pydantic import Field
 
 from burnish.registry import options, register
 from burnish.rewards.base import AnyReward, Score
+from burnish.utils.terminal import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,7 @@ class EnvironmentReward(LanguageReward):
         if not given:
             return Score(None, "the environment gave no reward")
         turns = len(response.dialogue.rewards)
-        return Score(sum(given) if self.total == "sum" else given[-1], f"{turns} turn{'s' * (turns > 1)}")
+        return Score(sum(given) if self.total == "sum" else given[-1], counted(turns, "turns"))
 
 
 def turn_rewards(
