@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from torch import distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single
 
 from burnish.options.cluster import ShardingOptions
-from burnish.training.ranks import Ranks
+from burnish.training.ranks import Ranks, device_mesh
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
@@ -61,19 +60,12 @@ def split_mesh(ranks: Ranks, options: ShardingOptions, device: str, name: str) -
     Ranks that share the experts of a layer (``experts``), or its matrices (``tensor``), are neighbours. As many of such
     groups as there are in a shard group share each of these parts.
     """
-    from torch.distributed.device_mesh import DeviceMesh
-
     size = {"experts": options.expert_parallel, "tensor": options.tensor_parallel}[name]
     shards = options.shard_size
     if size == 1:
         return None
-    copy, wait = max(size, shards if isinstance(shards, int) else ranks.size), timedelta(seconds=ranks.timeout)
-    places = torch.arange(ranks.size).view(-1, copy // size, size)
-    groups = [
-        dist.new_subgroups_by_enumeration(places.movedim(axis, -1).flatten(0, 1).tolist(), timeout=wait)[0]
-        for axis in range(3)
-    ]
-    return DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=("replicate", "shard", name))
+    copy = max(size, shards if isinstance(shards, int) else ranks.size)
+    return device_mesh(ranks, device, shard=copy // size, **{name: size})
 
 
 def split_by_expert(mesh: DeviceMesh, module: nn.Module, weight: Tensor) -> Tensor:

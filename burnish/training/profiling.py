@@ -62,8 +62,13 @@ class Meter:
                 out = call()
             self._known[key] = operations.cost, size
         cost, of = self._known[key]
-        self.counted += size / of * (cost.forward + (cost.backward if torch.is_grad_enabled() else 0.0))
+        self.add(cost, size / of)
         return out
+
+    def add(self, cost: Cost, times: float = 1.0) -> None:
+        """Count operations."""
+        if self.active:
+            self.counted += times * (cost.forward + (cost.backward if torch.is_grad_enabled() else 0.0))
 
     def watch(self, network: nn.Module, adapter: Callable[[], str | None] = lambda: None) -> None:
         """Count the calls of a network that is complete and not sharded yet, by the shapes of what it is given.

@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from burnish.utils.errors import Cancelled
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def open_store(address: str, port: int, seconds: float) -> dist.TCPStore:
@@ -151,17 +154,12 @@ class ProcessRanks(Ranks):
         size = context * tensor
         if size == 1:
             return self
-        groups, wait = torch.arange(self.size).view(-1, size), timedelta(seconds=self.timeout)
-        kind = type(self)
+        places, kind = torch.arange(self.size).view(-1, size), type(self)
         found = kind(self.timeout, self.group)
         if context > 1:
-            group, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
-            found._context = kind(self.timeout, group)
+            found._context = kind(self.timeout, group_along(places, 1, self.timeout))
         found.tells = not self.rank % size
-        found._rows = SINGLE_RANK
-        if len(groups) > 1:
-            rows, _ = dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)
-            found._rows = kind(self.timeout, rows)
+        found._rows = kind(self.timeout, group_along(places, 0, self.timeout)) if len(places) > 1 else SINGLE_RANK
         return found
 
     def clone_group(self) -> Ranks:
@@ -232,6 +230,22 @@ class ProcessRanks(Ranks):
                 f"rank {self.rank} of {self.size}: {what} failed or timed out after {self.timeout:g} s; check the logs "
                 f"of the other ranks ({error})"
             ) from error
+
+
+def group_along(places: Tensor, axis: int, timeout: float) -> Any:
+    """The process group of this rank among those along an axis of an array of all ranks; a collective operation."""
+    groups = places.movedim(axis, -1).flatten(0, -2).tolist()
+    return dist.new_subgroups_by_enumeration(groups, timeout=timedelta(seconds=timeout))[0]
+
+
+def device_mesh(ranks: Ranks, device: str, **sizes: int) -> DeviceMesh:
+    """Device mesh of all ranks: neighbours make groups of these sizes, by the names of their axes, the last one
+    innermost; what is in one of them is replicated along the first axis, ``replicate``."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    places = torch.arange(ranks.size).view(-1, *sizes.values())
+    groups = [group_along(places, axis, ranks.timeout) for axis in range(places.ndim)]
+    return DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=("replicate", *sizes))
 
 
 def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeout: float) -> Ranks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +23,7 @@ from burnish.training.experts import (
     stacks_in,
     travel,
 )
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks, device_mesh
 from burnish.training.saved import SavedTensor, own_slice
 from burnish.training.tensor_parallel import TensorSplit, check_plan, shared
 from burnish.types.batch import is_sharded
@@ -435,15 +434,11 @@ def _require_input_gradient(block: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 def mesh_of(ranks: Ranks, shard_size: int | str | None, device: str) -> DeviceMesh:
     """Device mesh of the ranks: one dimension, or (replicate, shard) with a ``shard_size`` that divides them."""
-    from torch.distributed import new_subgroups_by_enumeration
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
 
     if not isinstance(shard_size, int) or shard_size == ranks.size:
         return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
-    rows, wait = torch.arange(ranks.size).view(-1, shard_size), timedelta(seconds=ranks.timeout)
-    shard, _ = new_subgroups_by_enumeration(rows.tolist(), timeout=wait)
-    replicate, _ = new_subgroups_by_enumeration(rows.T.tolist(), timeout=wait)
-    return DeviceMesh.from_group([replicate, shard], device, mesh=rows, mesh_dim_names=("replicate", "shard"))
+    return device_mesh(ranks, device, shard=shard_size)
 
 
 def local_shard(tensor: Tensor) -> Tensor:
