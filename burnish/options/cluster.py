@@ -17,6 +17,10 @@ STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 RANKS = ReadIf("shardable", why="{run.unsharded}: nothing is sharded")
 SHARDED = ReadIf(lambda section, run: run.shards or section.offload, why="{run.unsharded}: nothing is sharded")
+CASTS = ReadIf(
+    lambda section, run: section.gather == "exact" or run.model.dtype != "float32",
+    why="model.dtype is float32, as weights are stored",
+)
 
 
 @options
@@ -193,7 +197,7 @@ class ShardingOptions:
 
     Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
 
-    gather: Annotated[Literal["exact", "compute"], SHARDED] = "exact"
+    gather: Annotated[Literal["exact", "compute"], SHARDED, CASTS] = "exact"
     """Precision of what ranks exchange: exact keeps that of the stored weights and float32 for gradients, with the
     numbers of a single rank; compute casts weights to model.dtype first, and gradients that are reduced with every
     micro-batch, too: half the traffic with bfloat16."""
