@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 ROUTERS = ("router", "gate", "shared_expert_gate")  # parts of names of what chooses among experts
+HEAD = "the language head, which Burnish applies without adapters"
+PASSED_BY = "the output projection of a Mamba layer, whose kernels read its weight without its adapter"
 
 
 def linear_kinds() -> tuple[type[nn.Module], ...]:
@@ -182,31 +184,18 @@ def language_targets(network: Any, decoder: nn.Module, options: LanguageLoraOpti
         UserError: there is no vision tower, or the user's targets name the language head.
     """
     names = {module: name for name, module in network.named_modules()}
-    head = names[network.get_output_embeddings()]
-    for target in options.targets or ():
-        if ends_with(head, [target]):
-            raise UserError(
-                f"model.lora.targets has {target!r}, the language head, which Burnish applies without adapters; leave "
-                "it out, or train all weights without model.lora"
-            )
-    inside = {module for module in decoder.modules() if isinstance(module, linear_kinds())}
     linear = {module: name for module, name in names.items() if isinstance(module, linear_kinds())}
-    found = [name for module, name in linear.items() if module in inside and name != head]
-    found = [name for name in found if set(name.split(".")).isdisjoint(ROUTERS)]
-    past = {name for name in found if is_passed_by(network, name)}
+    head, inside = names[network.get_output_embeddings()], set(decoder.modules())
+    ours = {name: module for module, name in linear.items() if module in inside and name != head}
+    unfit = {name: why for name, module in ours.items() if (why := adapter_complaint(module))}
+    unfit |= {name: PASSED_BY for name in ours if is_passed_by(network, name)} | {head: HEAD}
     for target in options.targets or ():
-        if any(ends_with(name, [target]) for name in past):
+        if wrong := [name for name in unfit if ends_with(name, [target])]:
             raise UserError(
-                f"model.lora.targets has {target!r}, the output projection of a Mamba layer, whose kernels read its "
-                "weight without its adapter; remove it, or name other layers in full"
+                f"model.lora.targets has {target!r}, {unfit[min(wrong)]}; remove it, name other layers in full, or "
+                "train all weights with model.lora=null"
             )
-    refused = {name: why for module, name in linear.items() if module in inside and (why := adapter_complaint(module))}
-    if wanted := [name for name in refused for target in options.targets or () if ends_with(name, [target])]:
-        raise UserError(
-            f"model.lora.targets has {min(wanted)}, {refused[min(wanted)]}; remove it, or train all weights with "
-            "model.lora=null"
-        )
-    found = [name for name in found if name not in past | refused.keys()]
+    found = [name for name in ours if name not in unfit and set(name.split(".")).isdisjoint(ROUTERS)]
     if options.vision:
         tower = [name for module, name in linear.items() if module not in inside and name != head]
         if not tower:

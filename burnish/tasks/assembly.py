@@ -381,12 +381,13 @@ def check_layers(assembly: Assembly) -> None:
         UserError: an option names layers that the network doesn't have, or an adapter is of other ones.
     """
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
-    named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
-    counted = not isinstance(config.model.gradient_checkpointing, bool)
-    attends, tiles = config.model.attention != "auto", getattr(config.model, "vae_tiling", False)
-    chosen = config.model.compile or attends or tiles or assembly.odd_sizes
-    frozen, split = getattr(config.model, "freeze", ()), config.sharding.parts > 1
-    if not (counted or chosen or any(named.values()) or config.model.quantization or frozen or split):
+    model, named = config.model, ("targets", "exclude", "path", "modules_to_save", "vision")
+    chosen = [
+        *(getattr(lora, name, None) for name in named), not isinstance(model.gradient_checkpointing, bool),
+        model.compile, model.attention != "auto", model.quantization, assembly.odd_sizes, config.sharding.parts > 1,
+        getattr(model, "vae_tiling", False), getattr(model, "freeze", ()),
+    ]  # fmt: skip
+    if not any(chosen):
         return
     from accelerate import init_empty_weights
 
