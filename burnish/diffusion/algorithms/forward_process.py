@@ -58,7 +58,10 @@ class ForwardProcess(Algorithm):
     """uniform and logit_normal: one level from each of train_timesteps equal parts."""
     train_guidance: Annotated[
         Literal["rollout", "none"],
-        ReadIf(lambda section, run: run.rollout.guidance_scale > 1, why="rollout.guidance_scale is 1, which is none"),
+        ReadIf(
+            lambda section, run: section.train_guidance == "none" or run.rollout.guidance_scale > 1,
+            why="rollout.guidance_scale is 1, which is none",
+        ),
     ] = "none"
     """Train the plain velocity, as all papers of the forward process do, or the one with the guidance of the rollout;
     none after guided rollouts teaches the network to do without guidance."""
