@@ -228,20 +228,14 @@ class TrainedRoles(ABC):
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
         """Full weights of a role, without gradients; ``merge`` folds its adapter into them."""
-        with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
-            if name not in self._adapters:
+        folds = merge and name in self._adapters
+        adapted = merged(self._networks["policy"], name) if folds else cast_once(self._carriers, [name])
+        with torch.no_grad(), self.shards.gathered([self.network_of(name)]), adapted:
+            before, self._folded = self._folded, self._folded or folds
+            try:
                 yield
-                return
-            if not merge:
-                with cast_once(self._carriers, [name]):
-                    yield
-                return
-            with merged(self._networks["policy"], name):
-                self._folded = True
-                try:
-                    yield
-                finally:
-                    self._folded = False
+            finally:
+                self._folded = before
 
     def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
         """Parameters of a role by the names that they have in the policy: those that are learned, if it learns."""
