@@ -36,13 +36,13 @@ class Meter:
         self._known: dict[Any, tuple[Cost, float]] = {}  # of a call, and its size
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what runs in this context."""
-        self.active = True
+    def counting(self, active: bool = True) -> Iterator[None]:
+        """Count what runs in this context, or don't."""
+        before, self.active = self.active, active
         try:
             yield
         finally:
-            self.active = False
+            self.active = before
 
     def run(self, key: Any, call: Callable[[], T], size: float = 1.0) -> T:
         """Run a network, and count that with its backward pass where it will have one.
@@ -110,14 +110,9 @@ class Usage:
         self._seconds[phase] = time.perf_counter() - start
         self._here |= self._taken(phase)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Work in this context is there for other ranks, and doesn't count."""
-        active, self.meter.active = self.meter.active, False
-        try:
-            yield
-        finally:
-            self.meter.active = active
+        return self.meter.counting(active=False)
 
     def share(self, phase: str) -> dict[str, float]:
         """This rank's part of the sums of a step: what was counted since the last one."""

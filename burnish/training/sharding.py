@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -224,6 +224,15 @@ class Sharded:
         return [module for module in self.unit.modules() if isinstance(module, FSDPModule)]
 
 
+@contextmanager
+def _all_of(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    """Several contexts at once."""
+    with ExitStack() as entered:
+        for one in contexts:
+            entered.enter_context(one)
+        yield
+
+
 class Shards:
     """The sharded networks of a rank by name; none for a single rank."""
 
@@ -235,27 +244,19 @@ class Shards:
         """Run a function that uses a network; see ``Sharded``."""
         return self.networks[name](run) if name in self.networks else run()
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> AbstractContextManager[None]:
         """What a phase gathers stays to its end, where options say so; see ``Sharded``."""
-        with ExitStack() as phase:
-            for sharded in self.networks.values():
-                phase.enter_context(sharded.kept())
-            yield
+        return _all_of(sharded.kept() for sharded in self.networks.values())
 
     def micro_batch(self, *, last: bool) -> None:
         """Before a micro-batch is learned; see ``Sharded``."""
         for sharded in self.networks.values():
             sharded.micro_batch(last=last)
 
-    @contextmanager
-    def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
+    def gathered(self, names: Sequence[str] | None = None) -> AbstractContextManager[None]:
         """Full weights of some networks, or of all, in this context; see ``Sharded``."""
-        with ExitStack() as while_full:
-            for name, sharded in self.networks.items():
-                if names is None or name in names:
-                    while_full.enter_context(sharded.gathered())
-            yield
+        chosen = [one for name, one in self.networks.items() if names is None or name in names]
+        return _all_of(sharded.gathered() for sharded in chosen)
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
