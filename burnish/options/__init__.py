@@ -143,7 +143,7 @@ class OptimizerOptions(AdamWOptions):
     length."""
     warmup_steps: Annotated[NonNegative, AfterValidator(_whole_above_one)] = 0
     """Optimizer steps of linear warm-up, N: the first has lr / N, the N-th lr; below 1 a fraction of those of the run,
-    or of schedule_updates. Two steps at least, or 0."""
+    or of schedule_updates."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
@@ -174,9 +174,9 @@ class OptimizerOptions(AdamWOptions):
                 f"{counted(steps, 'optimizer steps')}: {section}.lr is never reached; warm up for fewer",
             ),
             (
-                0 < self.warmup_steps * (total if self.warmup_steps < 1 else 1) < 2,
+                0 < self.warmup_steps < 1 and self.warmup_steps * total < 1,
                 f"{section}.warmup_steps is {self.warmup_steps} of {counted(total, 'optimizer steps')}, which is less "
-                "than two: the first would have the full learning rate already; give more, or 0",
+                "than one: nothing would be warmed up; give a number of steps, or 0",
             ),
             (
                 self.decays and (updates or run.steps) < run.steps,
