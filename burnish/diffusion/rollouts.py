@@ -183,7 +183,8 @@ def velocity_metrics(roles: FlowRoles, some: Scored | None, size: int, *, fp8: b
     All are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference, or
     no fp8. Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
     """
-    names = ("policy", "reference") if roles.has_reference else ("policy",) if fp8 else ()
+    with_reference = roles.lora is not None or roles.needs.reference  # with adapters it is always at hand
+    names = ("policy", "reference") if with_reference else ("policy",) if fp8 else ()
     rows = list(_noised(roles, some, size)) if some and names else []
     made = dict[str, list[Tensor]]()
     for name in names if rows or roles.shards.networks else ():

@@ -433,21 +433,6 @@ def uniform_above(draw: Tensor, time: Tensor, *, shift: float, gap: float) -> Te
     return static_shift(low + draw * (1 - low), shift)
 
 
-def uniform(draw: Tensor, *, low: float = 0.0, high: float = 1.0, shift: float = 1.0) -> Tensor:
-    """Times uniform in [low, high], then shifted; ``draw`` is uniform in [0, 1), of any shape."""
-    return static_shift(low + (high - low) * draw, shift)
-
-
-def logit_normal(draw: Tensor, *, shift: float = 1.0) -> Tensor:
-    """Logit-normal times, the sigmoid of the draw (Stable Diffusion 3, eq. 19), then shifted.
-
-    Args:
-        draw: standard normal, of any shape.
-        shift: see ``static_shift``.
-    """
-    return static_shift(draw.sigmoid(), shift)
-
-
 def stratify(draw: Tensor) -> Tensor:
     """Stratified draws: one from each of n equal intervals of [0, 1), in order, so that their mean hardly varies.
 
