@@ -52,11 +52,8 @@ def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
 def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
     assert call_of("LTX", 1.0, BARE, fps=12.0)["frame_rate"] == 12
-    assert [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))] == [
-        12,
-        25,
-        8,
-    ]
+    rates = [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))]
+    assert rates == [12, 25, 8]
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
     assert call_of("Ideogram4Modular", 3.0, BARE)["guidance_schedule"] == [3.0] * 4  # a scale for each step
