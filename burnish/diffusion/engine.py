@@ -106,8 +106,7 @@ class FlowEngine:
             plan = self.plan(job, schedule)
             branches = branches_of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
-            streams = self._streams(job, conditioning)
-            plan = replace(plan, branch=branches if shared else None, streams=streams)
+            plan = replace(plan, branch=branches if shared else None, streams=self._streams(job, conditioning))
             step_size, count = self.options.batch_size, len(job.prompts)
             batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
             # steps at which a network takes over that is not always on the device

@@ -215,8 +215,7 @@ class ComparedRun(RecordedRun):
 
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
         """What it records of a call, and with which values."""
-        returned = model._run(arguments, tape, self)
-        program = Program(self, returned)
+        program = Program(self, model._run(arguments, tape, self))
         return program.parts, program.values
 
 

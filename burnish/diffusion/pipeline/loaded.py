@@ -217,12 +217,11 @@ class LoadedPipeline:
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as diffusers reads it: in one file, and one more for each network that this doesn't hold."""
-        kind = type(self.pipeline)
         for name, network in self.networks.items():
             if self._saver_takes(name, network):
                 weights, metadata = adapter_state(network, adapter)
                 more: dict[str, Any] = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": metadata}
-                kind.save_lora_weights(folder, **more)
+                type(self.pipeline).save_lora_weights(folder, **more)
             elif hasattr(network, "save_lora_adapter"):
                 network.save_lora_adapter(folder / name, adapter_name=adapter)
             else:

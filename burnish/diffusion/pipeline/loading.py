@@ -383,9 +383,6 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     return model
 
 
-ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
-
-
 def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
     """The classes of a pipeline's parts as diffusers loads them, by the names of the parts.
 
@@ -414,7 +411,7 @@ def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
             )
         if issubclass(kind, diffusers.DiffusionPipeline):
             raise UserError(f"{where}, which is a pipeline itself; give a pipeline whose parts are networks")
-        if kind.__name__.startswith(ANY_MODEL):
+        if kind.__name__.startswith("AutoModel"):  # which would look into the part's folder for what it is
             raise UserError(f"{where}, which may be any network; name its class, as {name}/config.json has it")
         found[name] = kind
     return found

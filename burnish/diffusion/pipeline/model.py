@@ -362,8 +362,7 @@ class PipelineModel(LoadedPipeline):
         tables = None if step is None else partial(step[0].placed, k=step[1], time=time)
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
         with torch.no_grad(), explained(self):
-            returned = self.run(request, guidance, run)
-            return Program(run, returned, None if step is None else step[0])
+            return Program(run, self.run(request, guidance, run), None if step is None else step[0])
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,
