@@ -60,9 +60,6 @@ def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert [call_of("ZImage", scale, unwanted).get("negative_prompt") for scale in (1.0, 4.0)] == [None, "rain"]
 
 
-# Schedulers
-
-
 @pytest.fixture
 def with_scheduler(tmp_path):
     """A tiny pipeline with another scheduler: that of Stable Diffusion, or of Stable Diffusion 3 for flows."""
@@ -94,9 +91,6 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     said = refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
     assert ("Loading the model" in said) == ("model.path is" not in names), "what the configuration says is told before"
-
-
-# Prompts that are longer than what text encoders read
 
 
 @pytest.mark.parametrize(("model", "reads"), [("sd1.5", 77), ("flux-dev", 20)])

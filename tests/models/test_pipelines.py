@@ -166,9 +166,6 @@ def test_a_modular_pipeline_learns_resumes_and_draws_as_its_blocks_alone_do(name
     torch.testing.assert_close(drawn, alone(**call, output="images"), rtol=0, atol=1e-5)
 
 
-# Classes that nobody has seen
-
-
 @pytest.fixture
 def unseen_run(files, monkeypatch):
     """A run of a pipeline as if a new version of diffusers had it."""
@@ -219,11 +216,16 @@ def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run)
 
 
 OWN = """
+import numpy as np, torch
 from peft import LoraConfig, inject_adapter_in_model
 from diffusers import DDIMPipeline, StableDiffusion3Pipeline
 class Bright(StableDiffusion3Pipeline):
     def encode_prompt(self, prompt, *args, **kwargs):
         return super().encode_prompt(f"bright {prompt}", *args, **kwargs)
+class Speckled(StableDiffusion3Pipeline):
+    def encode_prompt(self, *args, **kwargs):
+        embeds, *others = super().encode_prompt(*args, **kwargs)
+        return embeds + torch.from_numpy(np.random.randn(*embeds.shape)).float(), *others
 class Adds(DDIMPipeline):
     def __init__(self, unet, scheduler):
         super().__init__(unet, scheduler)
@@ -241,6 +243,8 @@ def test_a_class_of_ones_own_draws_from_the_folder_of_another(files, tmp_path):
     asked, bright = ours.asked("red fox"), plain.asked("bright red fox")
     x = ours.start(asked)
     torch.testing.assert_close(ours.draw(asked, x), plain.draw(bright, x), rtol=0, atol=1e-5)
+    speckled = [Generator("sd3", family=f"{tmp_path}/own.py:Speckled").draw(asked, x) for _ in range(2)]
+    torch.testing.assert_close(*speckled, rtol=0, atol=0)
     run = run_of(files, "sd3", f"model.family={tmp_path}/own.py:Bright", "model.lora=null", name="own")
     run.train("steps=1", "checkpoint.every=1")
     burnish("export", run.output, "--output", tmp_path / "exported")

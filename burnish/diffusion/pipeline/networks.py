@@ -49,7 +49,7 @@ class PixelSpace(nn.Module):
 
     def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
         """Pixels [B, C, H, W] as they are."""
-        return SimpleNamespace(latent=pixels) if return_dict else (pixels,)
+        return SimpleNamespace(latent=pixels)
 
     def decode(self, latents: Tensor, return_dict: bool = True, generator: None = None) -> Any:
         """Latents [B, C, H, W] as they are."""

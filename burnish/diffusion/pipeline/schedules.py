@@ -104,12 +104,12 @@ def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
 
     Raises:
         UserError: naming the option.
-        Unsupported: it clips samples, see ``_refuse_clips``, or its steps are uneven.
+        Unsupported: it clips samples, see ``refuse_clips``, or its steps are uneven.
     """
     if kind is None:
         return
     parameters, config = inspect.signature(kind).parameters, config_of(path, "scheduler")
-    _refuse_clips(kind.__name__, {name: one.default for name, one in parameters.items()} | config)
+    refuse_clips(kind.__name__, {name: one.default for name, one in parameters.items()} | config)
     if EULER.get(kind.__name__, kind.__name__) in DDIM:
         scheduler = once_a_step(kind.from_config(config))
         scheduler.set_timesteps(min(rollout.num_inference_steps, scheduler.config.num_train_timesteps))
@@ -189,7 +189,7 @@ def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
         )
 
 
-def _refuse_clips(kind: str, config: Mapping[str, Any]) -> None:
+def refuse_clips(kind: str, config: Mapping[str, Any]) -> None:
     """Refuse a class of schedulers that clips the sample that is predicted in a way that no velocity has.
 
     Raises:
@@ -206,11 +206,16 @@ def _refuse_clips(kind: str, config: Mapping[str, Any]) -> None:
 
 
 def once_a_step(scheduler: Any) -> Any:
-    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else."""
+    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
+
+    Raises:
+        Unsupported: see ``refuse_clips``; a class of the user's may have set another one than its folder has.
+    """
     import diffusers
 
-    kind = type(scheduler).__name__
-    return getattr(diffusers, EULER[kind]).from_config(scheduler.config) if kind in EULER else scheduler
+    kind, config = type(scheduler).__name__, scheduler.config
+    refuse_clips(kind, config)
+    return getattr(diffusers, EULER[kind]).from_config(config) if kind in EULER else scheduler
 
 
 def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
