@@ -187,7 +187,9 @@ class Runner:
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
         # its methods know it, and would keep the run's tensors until garbage is collected
-        own["scheduler"] = stand_in_scheduler(self.scheduler, weakref.ref(run), linear=self._linear)
+        own["scheduler"] = stand_in_scheduler(
+            self.scheduler, weakref.ref(run), self._pipeline.scheduler.set_timesteps, linear=self._linear
+        )
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
 
@@ -216,18 +218,20 @@ class Runner:
                 module.processor = processor
 
 
-def stand_in_scheduler(scheduler: Any, run: Callable[[], Any], *, linear: bool) -> Any:
+def stand_in_scheduler(
+    scheduler: Any, run: Callable[[], Any], placing: Callable[..., None], *, linear: bool
+) -> Any:  # fmt: skip
     """A copy whose steps are those of a run; all else is the scheduler's own. Its copies are the same: a stream each.
 
-    Args: ``run`` gives the run while it lasts; ``linear`` gives noise levels to shift that are evenly spaced, in place
-    of its own.
+    Args: ``run`` gives the run while it lasts; ``placing`` is the method of the pipeline's own scheduler, at whose
+    arguments it looks; ``linear`` gives noise levels to shift that are evenly spaced, in place of its own.
     """
     from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
 
     fresh, kind = copy.copy(scheduler), type(scheduler)
     takes = inspect.signature(kind.set_timesteps)
 
-    @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
+    @functools.wraps(placing)  # pipelines look at what these take
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
         given = takes.bind(fresh, *args, **kwargs)
         if run().reads_times and "device" in takes.parameters:
@@ -255,7 +259,7 @@ def stand_in_scheduler(scheduler: Any, run: Callable[[], Any], *, linear: bool) 
 
     own: dict[str, Any] = {
         "set_timesteps": set_timesteps, "step": step,
-        "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, linear=linear),
+        "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, placing, linear=linear),
     }  # fmt: skip
     if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
         # looked up in a table by the time, also where the one that is asked for lies between two; double: whole numbers
