@@ -52,12 +52,12 @@ class FlowRollouts:
             compared: also metrics for which other networks run than the one that samples.
         """
         candidates = self.rollout.candidates
-        taught = (vars(reward).get("stream") for reward in self.scorer.rewards.values())
+        taught: set[Any] = {vars(reward).get("stream") for reward in self.scorer.rewards.values()}
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, role=self.needs.sampler, changes={"num_inference_steps": cheap},
-            cache_interval=self.rollout.cache_interval, fp8=self.rollout.fp8, streams=frozenset(taught) - {None},
+            cache_interval=self.rollout.cache_interval, fp8=self.rollout.fp8, streams=frozenset(taught - {None}),
             recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)

@@ -103,6 +103,11 @@ class LoadedPipeline:
         absent |= given
         kinds = {name: kind for name, kind in classes_of(index).items() if name not in absent}
         networks = {name: kind for name, kind in kinds.items() if issubclass(kind, nn.Module)}
+        if not networks:
+            raise UserError(
+                f"model.path is {options.path}, whose model_index.json names no network of a {index['_class_name']}, "
+                "so that it can't be loaded; download the model again"
+            )
         trained = denoisers(networks, options.networks)
         vae = vae_precision(networks["vae"], path / "vae", compute) if "vae" in networks else torch.float32
         precision = {"default": compute, "vae": vae} | dict.fromkeys(trained, dtype)

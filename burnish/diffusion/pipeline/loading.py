@@ -202,7 +202,8 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     family = family_of(options, index)
     if not issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         return
-    denoisers(classes_of(index), options.networks)
+    if options.networks is not None:
+        denoisers(classes_of(index), options.networks)
     kind, tokenizers = Arguments.of_index(index, rollout, family.own).kind, tokenizers_of(path, index)
     for encoder, size in vocabularies_of(path, index).items():
         if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
