@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,7 +70,10 @@ class StepBatch(AnnotatedSteps):
     def micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms | TokenTerms]:
         """Its trained steps in forward passes of ``size`` at most; all steps of a sample in the same one, however many
         they are, where samples stay whole. Tokens come after them, all of a sample in the same pass."""
-        yield from self._micro_batches(size, whole_samples=whole_samples)
+        if whole_samples:
+            yield from (replace(self.select(rows).terms(), whole_samples=True) for rows in self._packed(size))
+        else:
+            yield from self.terms().split(size)
         written = self.token_weight.any(1).nonzero().flatten()
         if len(written):
             yield from self.select(written).token_terms().split(size)
@@ -84,10 +87,8 @@ class StepBatch(AnnotatedSteps):
             kl_factor=self.scored.scores.kl_factor, old_logprobs=self.old_logprobs,
         )  # fmt: skip
 
-    def _micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms]:
-        if not whole_samples:
-            yield from self.terms().split(size)
-            return
+    def _packed(self, size: int) -> list[list[int]]:
+        """Samples with trained steps, in parts of ``size`` steps at most, or of a sample."""
         parts, taken = list[list[int]](), size
         for row, count in enumerate(self.trained.sum(1).tolist()):
             if count and taken + count > size:
@@ -96,14 +97,14 @@ class StepBatch(AnnotatedSteps):
             if count:
                 parts[-1].append(row)
                 taken += count
-        yield from (replace(self.select(rows).terms(), whole_samples=True) for rows in parts)
+        return parts
 
     def terms(self) -> StepTerms:
         """One term per trained step of a sample: [M], the steps of a sample next to each other."""
         trace, (count, slots) = self.scored.trace, self.old.shape[:2]
         schedule = to_device(trace.schedule[:-1], trace.time.device)
         every = StepTerms(
-            steps=trace.steps(),
+            **vars(trace.steps()),
             index=(trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
             row=[row for row in range(count) for _ in range(slots)],
             slot=list(range(slots)) * count,
@@ -119,10 +120,9 @@ class StepBatch(AnnotatedSteps):
 
 
 @dataclass(kw_only=True)
-class StepTerms(Batch):
+class StepTerms(Steps):
     """Terms of the loss: one row of a forward each."""
 
-    steps: Steps
     index: list[int]  # [M] which denoising step of the schedule
     row: list[int]  # [M] which sample of its batch
     slot: list[int]  # [M] which of the sample's recorded steps
@@ -135,21 +135,11 @@ class StepTerms(Batch):
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     whole_samples: bool = shared(default=False)  # all trained steps of every sample are here
 
-    @property
-    def states(self) -> Tensor:
-        """What networks are given."""
-        return self.steps.state
-
-    @property
-    def streams(self) -> Streams:
-        """Those that have advantages of their own."""
-        return self.steps.streams
-
-    def stream(self, number: int) -> StepTerms:
+    def stream(self, number: int) -> Self:
         """One stream of them."""
         there = columns(self.streams, number)
         return replace(
-            self, steps=self.steps.stream(number), advantage=self.advantage[:, number], old=self.old[:, number],
+            super().stream(number), advantage=self.advantage[:, number], old=self.old[:, number],
             old_mean=self.old_mean[:, there], reference_mean=self.reference_mean[:, there],
         )  # fmt: skip
 
@@ -308,7 +298,7 @@ class JudgedSamples(ComparedSamples):
         return ForwardTerms(
             conditioning=self.conditioning.select(row),
             clean=clean,
-            noisy=diffuse(clean, noise, time, noised),
+            state=diffuse(clean, noise, time, noised),
             target=torch.where(noised, noise - clean, 0.0),
             share=share_of(noised),
             time=time,
@@ -326,7 +316,7 @@ class ForwardTerms(Batch):
 
     conditioning: Requests
     clean: Tensor  # [M, ...]
-    noisy: Tensor  # [M, ...] x_t; clean where elements are not noised
+    state: Tensor  # [M, ...] x_t; clean where elements are not noised
     target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
     share: Tensor  # [M] of the elements that are noised: means are over these
     time: Tensor = on_host()  # [M]
@@ -336,16 +326,11 @@ class ForwardTerms(Batch):
     stream_share: Tensor  # [M, S] of the elements of each stream that are noised
     streams: Streams = shared(default=())
 
-    @property
-    def states(self) -> Tensor:
-        """What networks are given."""
-        return self.noisy
-
     def stream(self, number: int) -> ForwardTerms:
         """One stream of them."""
         there = columns(self.streams, number)
         return replace(
-            self, clean=self.clean[:, there], noisy=self.noisy[:, there], target=self.target[:, there],
+            self, clean=self.clean[:, there], state=self.state[:, there], target=self.target[:, there],
             share=self.stream_share[:, number], value=self.value[:, number], streams=(),
         )  # fmt: skip
 
@@ -363,7 +348,7 @@ def by_stream(loss: Callable[[P, FlowRoles], Loss], part: P, roles: FlowRoles) -
     found: dict[tuple[str, float | None], Tensor] = {}
     each: dict[str, Loss] = {}
     for i, (name, _) in enumerate(part.streams):
-        asked = StreamOf(part.states, columns(part.streams, i), found)
+        asked = StreamOf(part.state, columns(part.streams, i), found)
         each[name] = loss(part.stream(i), roles.of_stream(asked))
     losses = list(each.values())
     metrics: dict[str, Any] = {}

@@ -42,34 +42,27 @@ class FlowJob(Job):
     fp8: bool = False  # whether steps that are not recorded multiply in fp8
 
 
-@dataclass(frozen=True)
-class BranchIds:
-    """Which rows of a job share a state before each step, which the noise of one of them moved there."""
+def branches_of(job: FlowJob, recorded: Tensor) -> Tensor:
+    """Which rows of a job share a state before each step, by that of them whose noise moved it there: [B, N + 1] long.
 
-    node: Tensor  # [B, N + 1] long: that row, equal in rows that share a state
-    first: Tensor  # [B] long: the first row of the row's group
-
-    @classmethod
-    def of(cls, job: FlowJob, recorded: Tensor) -> BranchIds:
-        """Every sample on its own path; with shared noise, the samples of a group together until they split.
-
-        Without splits, the first recorded step splits a group into its samples. In a tree, each split divides a path
-        by the branching factor, and the recorded steps in between move the samples of a path alike.
-        """
-        rows, how = torch.arange(len(recorded)), job.recording
-        own = rows[:, None].expand(-1, recorded.shape[1] + 1)
-        starts, group = first_of_each(job.group)
-        first = starts[group]
-        if how is None or not how.shared_noise:
-            return cls(own.contiguous(), first)
-        split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
-        node = torch.where(split, own, first[:, None])
-        if how.splits:
-            place, size = rows - first, torch.bincount(group)[group]
-            for i in range(recorded.shape[1] + 1):
-                together = size // how.branching ** sum(step < i for step in how.splits)
-                node[:, i] = first + place // together * together
-        return cls(node, first)
+    Every sample is on its own path; with shared noise, the samples of a group are together until they split. Without
+    splits, the first recorded step splits a group into its samples. In a tree, each split divides a path by the
+    branching factor, and the recorded steps in between move the samples of a path alike.
+    """
+    rows, how = torch.arange(len(recorded)), job.recording
+    own = rows[:, None].expand(-1, recorded.shape[1] + 1)
+    if how is None or not how.shared_noise:
+        return own.contiguous()
+    starts, group = first_of_each(job.group)
+    first = starts[group]
+    split = torch.cat([recorded.new_zeros(len(rows), 1), recorded.cumsum(1) > 0], 1)
+    node = torch.where(split, own, first[:, None])
+    if how.splits:
+        place, size = rows - first, torch.bincount(group)[group]
+        for i in range(recorded.shape[1] + 1):
+            together = size // how.branching ** sum(step < i for step in how.splits)
+            node[:, i] = first + place // together * together
+    return node
 
 
 def with_tokens(path: Denoising, logprobs: list[Tensor]) -> Denoising:
@@ -103,7 +96,7 @@ class FlowEngine:
             around = partial(step.forward, job.check_cancelled)
             role, rounded = (replace(one, guidance=guidance, around=around) for one in (network, rounded))
             logprobs = list[Tensor]()
-            if self.model.writer is not None:
+            if self.model.writer:
                 keys = zip(job.keys(self.seed), job.sample.tolist(), strict=True)
                 names: list[tuple[random.Part, ...]] = [(*key, sample, "tokens") for key, sample in keys]
                 conditioning, logprobs = role.write(conditioning, names, self.options.batch_size)
@@ -111,10 +104,9 @@ class FlowEngine:
                 self.model.verify(conditioning, guidance=guidance)
                 schedule = self.model.schedule(conditioning)
             plan = self.plan(job, schedule)
-            branches = BranchIds.of(job, plan.recorded)
+            branches = branches_of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
-            streams = self._streams(job, conditioning)
-            plan = replace(plan, branch=branches.node if shared else None, streams=streams)
+            plan = replace(plan, branch=branches if shared else None, streams=self._streams(job, conditioning))
             step_size, count = self.options.batch_size, len(job.prompts)
             batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
             # steps at which a network takes over that is not always on the device
@@ -148,7 +140,7 @@ class FlowEngine:
 
     def encode(self, now: Requests, later: Requests, job: FlowJob | None) -> None:
         """Encode what is drawn from next, and later, by a job or the run."""
-        if self.model.writer is None:  # which runs before
+        if not self.model.writer:  # which runs before
             scales = {self.options_of(job).guidance_scale, self.options.guidance_scale}
             self.model.encode(now, later, sorted(scales | ({1.0} if self.roles.needs.unguided else set())))
 
@@ -168,7 +160,7 @@ class FlowEngine:
         rows: slice,
         roles: tuple[Role, Role],
         plan: Plan,
-        branches: BranchIds,
+        branches: Tensor,
         conditioning: Requests,
         schedule: Tensor,
         pauses: Sequence[int] = (),
@@ -207,7 +199,7 @@ class FlowEngine:
             return found
 
         def noise_at(step: int) -> Tensor:
-            sources = job.sample[branches.node[rows, step + 1]].tolist()
+            sources = job.sample[branches[rows, step + 1]].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
@@ -215,7 +207,8 @@ class FlowEngine:
         chosen, share = rounded if job.fp8 else velocity, share_of(noised)
         path = yield from denoise(chosen, x, plan, noise_at, share=share, stream_share=each, pauses=pauses)
         # counted from the first row of the group, whatever else is in the job
-        node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(path.time)
+        first, group = first_of_each(job.group)
+        node = (branches - first[group][:, None])[rows, 1:][plan.recorded].view_as(path.time)
         return Denoising(
             **vars(path), conditioning=conditioning, node=node, noised=noised, schedule=schedule, streams=plan.streams
         )

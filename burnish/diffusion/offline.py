@@ -123,8 +123,7 @@ class FinishedImages:
             name = f"has an image {media.path or 'in bytes'}"
             raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
         if self.files.crop is not None:
-            height, width = self.files.crop
-            size = width, height
+            size = self.files.crop[::-1]  # PIL's width and height
             frames = [np.array(ImageOps.fit(Image.fromarray(one), size, Image.Resampling.LANCZOS)) for one in frames]
         return np.stack(frames) if media.kind == "video" else frames[0]
 

@@ -221,11 +221,6 @@ class FlowRoles(TrainedRoles):
         each = [reward.weight * reward.with_gradients(images, prompts) for reward in self.rewards.values()]
         return torch.stack(each).sum(0)
 
-    @property
-    def has_reference(self) -> bool:
-        """Whether the network before training is at hand; with adapters it always is."""
-        return self.lora is not None or self.needs.reference
-
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         return [block for one in _parts(network) for block in blocks_of(one)]
 

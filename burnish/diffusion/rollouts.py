@@ -52,11 +52,12 @@ class FlowRollouts:
             compared: also metrics for which other networks run than the one that samples.
         """
         candidates = self.rollout.candidates
+        taught: set[Any] = {vars(reward).get("stream") for reward in self.scorer.rewards.values()}
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, role=self.needs.sampler, changes={"num_inference_steps": cheap},
-            cache_interval=self.rollout.cache_interval, fp8=self.rollout.fp8, streams=self.streams,
+            cache_interval=self.rollout.cache_interval, fp8=self.rollout.fp8, streams=frozenset(taught - {None}),
             recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
@@ -84,12 +85,6 @@ class FlowRollouts:
         metrics, counts = scored.metrics | metrics, scored.counts | counts
         scored = replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
         return self.compared(scored, request.groups) if compared else scored
-
-    @property
-    def streams(self) -> frozenset[str]:
-        """Those that rewards teach by name."""
-        found = (vars(reward).get("stream") for reward in self.scorer.rewards.values())
-        return frozenset(name for name in found if name is not None)
 
     def compared(self, scored: Scored | None, groups: int) -> Scored | None:
         """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that
@@ -183,7 +178,8 @@ def velocity_metrics(roles: FlowRoles, some: Scored | None, size: int, *, fp8: b
     All are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference, or
     no fp8. Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
     """
-    names = ("policy", "reference") if roles.has_reference else ("policy",) if fp8 else ()
+    with_reference = roles.lora is not None or roles.needs.reference  # with adapters it is always at hand
+    names = ("policy", "reference") if with_reference else ("policy",) if fp8 else ()
     rows = list(_noised(roles, some, size)) if some and names else []
     made = dict[str, list[Tensor]]()
     for name in names if rows or roles.shards.networks else ():

@@ -88,8 +88,7 @@ def transition(
         share: [B] of the elements that are noised; velocity and noise are 0 in the others.
     """
     x, velocity = x.float(), velocity.float()
-    batch = x.shape[0]
-    t, t_next, level = (_per_sample(value, batch, x) for value in (t, t_next, noise))
+    t, t_next, level = (_per_sample(value, x) for value in (t, t_next, noise))
     step = t - t_next
     if kind == "ode":
         return Transition(x - column(step, x) * velocity, torch.zeros_like(t), step, share)
@@ -113,10 +112,10 @@ def transition(
     return Transition(x - column(step, x) * drift, diffusion * step.sqrt(), step, share)
 
 
-def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
+def _per_sample(value: Tensor | float, like: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
-        return like.new_full((), value, dtype=torch.float32).expand(batch)
-    return to_device(value.to(torch.float32), like.device).expand(batch)
+        return like.new_full((len(like),), value, dtype=torch.float32)
+    return to_device(value.to(torch.float32), like.device).expand(len(like))
 
 
 def column(value: Tensor, like: Tensor) -> Tensor:
@@ -431,21 +430,6 @@ def uniform_above(draw: Tensor, time: Tensor, *, shift: float, gap: float) -> Te
     """
     low = (time / (shift - (shift - 1) * time) + gap).clamp_max(1.0)  # where the shift leads to ``time``
     return static_shift(low + draw * (1 - low), shift)
-
-
-def uniform(draw: Tensor, *, low: float = 0.0, high: float = 1.0, shift: float = 1.0) -> Tensor:
-    """Times uniform in [low, high], then shifted; ``draw`` is uniform in [0, 1), of any shape."""
-    return static_shift(low + (high - low) * draw, shift)
-
-
-def logit_normal(draw: Tensor, *, shift: float = 1.0) -> Tensor:
-    """Logit-normal times, the sigmoid of the draw (Stable Diffusion 3, eq. 19), then shifted.
-
-    Args:
-        draw: standard normal, of any shape.
-        shift: see ``static_shift``.
-    """
-    return static_shift(draw.sigmoid(), shift)
 
 
 def stratify(draw: Tensor) -> Tensor:

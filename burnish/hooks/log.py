@@ -273,8 +273,9 @@ class Failures(Hook):
         begin = f"{what} no training signal (trainer.max_skipped_updates={self.limit}): "
         if self._last is None:
             return (
-                f"{begin}no reward is missing, but those of each prompt are all equal, or all samples were rejected; "
-                "check critic/rewards and train/ in metrics.jsonl, or raise the limit"
+                f"{begin}no reward is missing, but those of each prompt are all equal, all samples were rejected, or "
+                "no network that is trained (model.networks) runs at the steps that are learned from; check "
+                "critic/rewards and train/ in metrics.jsonl, or raise the limit"
             )
         why = " ".join(self._last.why.split())
         return f"{begin}rewards are missing, the last one for {self._last.prompt}: {why}; {self._advice()}"

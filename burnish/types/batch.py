@@ -58,7 +58,7 @@ class Batch:
     def split(self, size: int) -> Iterator[Self]:
         """Consecutive chunks of at most ``size`` samples."""
         for start in range(0, len(self), size):
-            yield self.select(slice(start, start + size))
+            yield self if len(self) <= size else self.select(slice(start, start + size))
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:

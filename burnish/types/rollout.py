@@ -216,7 +216,7 @@ class Steps(Batch):
     time_max: float = shared()  # the schedule's second time: replaces t = 1 in the SDE's noise level
     streams: Streams = shared(default=())
 
-    def stream(self, number: int) -> Steps:
+    def stream(self, number: int) -> Self:
         """One stream of them."""
         there = columns(self.streams, number)
         return replace(

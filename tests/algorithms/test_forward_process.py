@@ -31,8 +31,8 @@ def prepared(algorithm, **more):
 def errors(part, roles, *names, **guidance):
     """Squared errors of velocities, those of the policy with a gradient of its own."""
     weight = roles.weight.detach().clone().requires_grad_()
-    asked = (part.noisy, part.time, part.conditioning)
-    velocity = part.noisy @ weight + part.time[:, None]
+    asked = (part.state, part.time, part.conditioning)
+    velocity = part.state @ weight + part.time[:, None]
     others = [getattr(roles, name)(*asked, **guidance.get(name, {})) for name in names]
     return weight, velocity, others, [(v - part.target).square().mean(1) for v in (velocity, *others)]
 
@@ -90,10 +90,10 @@ def test_diffusion_dpo_of_a_model_that_predicts_noise_is_the_papers_loss():
     (part,) = algorithm.micro_batches(algorithm.compute_advantages(given(2))[0], 100)
     a = torch.rand(len(part), 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.1
     s = a * part.time[:, None] / (1 - part.time[:, None])  # noise levels that are these times
-    noise = part.noisy + (1 - part.time[:, None]) * part.target
-    torch.testing.assert_close((a + s) * part.noisy, a * part.clean + s * noise)
+    noise = part.state + (1 - part.time[:, None]) * part.target
+    torch.testing.assert_close((a + s) * part.state, a * part.clean + s * noise)
     matrices = torch.randn(2, DIM, DIM, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    predicted = [((a + s) * part.noisy) @ matrix for matrix in matrices]
+    predicted = [((a + s) * part.state) @ matrix for matrix in matrices]
     policy, reference = (
         lambda x, time, *rest, epsilon=epsilon, **more: (epsilon - x) / (1 - time[:, None]) for epsilon in predicted
     )
@@ -167,7 +167,7 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
     batch, _ = made("dgpo").compute_advantages(scored(missing=[0, *range(4, 8)]))
     whole, _ = made("dgpo").compute_advantages(scored())
     assert len(batch) == GROUPS - 1
-    torch.testing.assert_close(next(batch.terms(100)).noisy[:3], next(whole.terms(100)).noisy[1:4])
+    torch.testing.assert_close(next(batch.terms(100)).state[:3], next(whole.terms(100)).state[1:4])
 
 
 def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
@@ -175,7 +175,7 @@ def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
         algorithm = made("awm", train_timesteps=2, times=times)
         alone, whole = (algorithm.compute_advantages(one)[0] for one in (scored().select([7, 5]), scored()))
         assert torch.equal(alone.time, whole.time[[7, 5]])
-        torch.testing.assert_close(next(alone.terms(9)).noisy[:2], next(whole.select([7]).terms(9)).noisy)
+        torch.testing.assert_close(next(alone.terms(9)).state[:2], next(whole.select([7]).terms(9)).state)
     # an image twice in a batch
     twice, _ = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))
     part = next(twice.terms(9))

@@ -28,10 +28,10 @@ def steps_by_hand(bench, batch):
 def nft_by_hand(bench, batch):
     """DiffusionNFT with old = policy: each sample is approached or left by how good its own stream is."""
     (part,), total = bench.algorithm.micro_batches(batch, 99), 0.0
-    v, t = bench.roles.policy(part.noisy, part.time, part.conditioning, guidance=1.0), part.time[:, None]
+    v, t = bench.roles.policy(part.state, part.time, part.conditioning, guidance=1.0), part.time[:, None]
     for i, there in enumerate(STREAMS):
         for sign, share in ((1, part.value[:, i]), (-1, 1 - part.value[:, i])):
-            error = (part.noisy - t * (v.detach() + sign * (v - v.detach())) - part.clean)[:, there]
+            error = (part.state - t * (v.detach() + sign * (v - v.detach())) - part.clean)[:, there]
             total = total + 5 * (share * error.square().mean(1) / error.detach().abs().mean(1)).sum() / 2
     return total
 

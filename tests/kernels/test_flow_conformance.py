@@ -5,13 +5,7 @@ import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
 from burnish.diffusion.algorithms.policy_gradient import Window
-from burnish.diffusion.steps import (
-    guide,
-    logit_normal,
-    stratify,
-    to_normal,
-    transition,
-)
+from burnish.diffusion.steps import guide, static_shift, stratify, to_normal, transition
 from tests.conformance import case, cases
 from tests.support.schedules import schedule
 
@@ -163,14 +157,14 @@ def test_random_windows_reach_what_others_reach(name):
 def test_logit_normal_times():
     c = case("flow", "timesteps/awm_logit_normal_shift3")
     torch.manual_seed(c.inputs["seed"])
-    c.close(logit_normal(torch.randn(6), shift=c.inputs["shift"]), c.expected["t"])
+    c.close(static_shift(torch.randn(6).sigmoid(), c.inputs["shift"]), c.expected["t"])
 
 
 def test_a_shift_moves_times_towards_noise():
     """Flow-Factory applies it to 1 - t in two of its samplings, so the same number moves them to clean images."""
     c = case("flow", "timesteps/flow_factory_logit_normal_mean")
     draw = stratify(torch.rand(c.inputs["n"], generator=torch.Generator().manual_seed(0)))
-    times = logit_normal(to_normal(draw), shift=c.inputs["shift"])
+    times = static_shift(to_normal(draw).sigmoid(), c.inputs["shift"])
     assert times.mean() == pytest.approx(1 - c.expected["mean_sigma"], abs=c.rtol)
     # what was meant is symmetric: the reciprocal shift is the other direction
-    c.close(logit_normal(to_normal(draw), shift=1 / c.inputs["shift"]).mean(), c.expected["mean_sigma"])
+    c.close(static_shift(to_normal(draw).sigmoid(), 1 / c.inputs["shift"]).mean(), c.expected["mean_sigma"])

@@ -31,7 +31,7 @@ class Terms(SimpleNamespace):
 
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
-    names = ("conditioning", "atom", "clean", "noisy", "time", "value")
+    names = ("conditioning", "atom", "clean", "state", "time", "value")
     return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], **dict.fromkeys(names, unread) | given)
 
 
@@ -74,7 +74,7 @@ def test_negative_aware_of_verl_omni(c):
     given, expected = c.inputs, c.expected
     velocity = given["forward_prediction"].clone().requires_grad_()
     part = forward_terms(
-        velocity, clean=given["x0"], noisy=given["xt"], time=given["t"].flatten(), value=given["reward_prob"]
+        velocity, clean=given["x0"], state=given["xt"], time=given["t"].flatten(), value=given["reward_prob"]
     )
     roles = roles_that_say(velocity, given["ref_forward_prediction"], given["old_prediction"])
     total, values = by_name(
@@ -95,7 +95,7 @@ def test_negative_aware_of_the_authors(c):
     c.close(good, c.expected["r"])
     velocity = given["v_new"].clone().requires_grad_()
     part = forward_terms(
-        velocity, clean=given["x0"], noisy=diffuse(given["x0"], given["noise"], given["t"]), time=given["t"], value=good
+        velocity, clean=given["x0"], state=diffuse(given["x0"], given["noise"], given["t"]), time=given["t"], value=good
     )
     total, values = by_name(
         "diffusion_nft", part, roles_that_say(velocity, given["v_ref"], given["v_old"]),

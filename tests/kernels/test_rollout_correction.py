@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.rl.importance import (
-    correction_metrics,
-    importance_weights,
-    joint_metrics,
-    rejected_fractions,
-    rejection,
-)
+from burnish.rl.importance import correction_metrics, importance_weights, joint_metrics, rejected_fractions, rejection
 from burnish.rl.surrogates import variance_proxies
 from tests.conformance import Case, case, cases
 

@@ -52,18 +52,12 @@ def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
 def test_images_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
     assert len(call_of("OmniGen", 1.0, WITH_IMAGES)["input_images"]) == 1
     assert call_of("LTX", 1.0, BARE, fps=12.0)["frame_rate"] == 12
-    assert [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))] == [
-        12,
-        25,
-        8,
-    ]
+    rates = [arguments_of(kind, fps=fps).fps for kind, fps in (("LTX", 12.0), ("LTX", None), ("Wan", 8.0))]
+    assert rates == [12, 25, 8]
     unwanted = Prompt(text="a cat", negative="rain")
     assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
     assert call_of("Ideogram4Modular", 3.0, BARE)["guidance_schedule"] == [3.0] * 4  # a scale for each step
     assert [call_of("ZImage", scale, unwanted).get("negative_prompt") for scale in (1.0, 4.0)] == [None, "rain"]
-
-
-# Schedulers
 
 
 @pytest.fixture
@@ -97,9 +91,6 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     said = refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
     assert ("Loading the model" in said) == ("model.path is" not in names), "what the configuration says is told before"
-
-
-# Prompts that are longer than what text encoders read
 
 
 @pytest.mark.parametrize(("model", "reads"), [("sd1.5", 77), ("flux-dev", 20)])

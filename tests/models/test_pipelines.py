@@ -119,8 +119,14 @@ def test_frames_and_sound_are_one_state_whose_elements_count_alike():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_images_become_states_and_images_again():
-    ours = Generator("sd3")
+@pytest.mark.parametrize("tiny", [False, True])
+def test_images_become_states_and_images_again(tiny, tmp_path):
+    path = shutil.copytree(folder_of("sd3"), tmp_path / "sd3")
+    if tiny:  # without a distribution
+        vae = diffusers.AutoencoderTiny(3, 3, (8, 8), (8, 8), "relu", "nearest", 4, 2, (1, 1), (1, 1))
+        vae.save_pretrained(path / "vae")
+        changed(path / "model_index.json", vae=["diffusers", "AutoencoderTiny"])
+    ours = Generator(path, rollout={"height": 32, "width": 32})
     asked = ours.asked(*TEXTS)
     pixels = ours.model.decode(ours.start(asked), asked)
     drawn = ours.images(asked, ours.start(asked)).detach()
@@ -133,7 +139,7 @@ def test_images_become_states_and_images_again():
     vae = ours.model.pipeline.vae
     scaled = torch.stack([torch.from_numpy(one) for one in pixels]).permute(0, 3, 1, 2) / 255 * 2 - 1
     with torch.no_grad():
-        mean = vae.encode(scaled).latent_dist.mean
+        mean = vae.encode(scaled).latents if tiny else vae.encode(scaled).latent_dist.mean
     torch.testing.assert_close(states, (mean - vae.config.shift_factor) * vae.config.scaling_factor)
 
 
@@ -158,9 +164,6 @@ def test_a_modular_pipeline_learns_resumes_and_draws_as_its_blocks_alone_do(name
     call = {"prompt": "a red fox", "negative_prompt": "grey", "height": 32, "width": 32, "num_inference_steps": 4}
     call |= {"generator": torch.Generator().manual_seed(random.key("row", 0)), "output_type": "pt"}
     torch.testing.assert_close(drawn, alone(**call, output="images"), rtol=0, atol=1e-5)
-
-
-# Classes that nobody has seen
 
 
 @pytest.fixture
@@ -213,16 +216,24 @@ def test_steps_that_depend_on_their_number_or_time_are_trained(kind, unseen_run)
 
 
 OWN = """
+import numpy as np, torch
+from peft import LoraConfig, inject_adapter_in_model
 from diffusers import DDIMPipeline, StableDiffusion3Pipeline
-
 class Bright(StableDiffusion3Pipeline):
     def encode_prompt(self, prompt, *args, **kwargs):
         return super().encode_prompt(f"bright {prompt}", *args, **kwargs)
-
+class Speckled(StableDiffusion3Pipeline):
+    def encode_prompt(self, *args, **kwargs):
+        embeds, *others = super().encode_prompt(*args, **kwargs)
+        return embeds + torch.from_numpy(np.random.randn(*embeds.shape)).float(), *others
 class Adds(DDIMPipeline):
     def __init__(self, unet, scheduler):
         super().__init__(unet, scheduler)
         unet.more = unet.conv_in
+class Styled(DDIMPipeline):
+    def __init__(self, unet, scheduler):
+        super().__init__(unet, scheduler)
+        inject_adapter_in_model(LoraConfig(target_modules=["conv_in"]), unet, "style")
 """
 
 
@@ -232,12 +243,15 @@ def test_a_class_of_ones_own_draws_from_the_folder_of_another(files, tmp_path):
     asked, bright = ours.asked("red fox"), plain.asked("bright red fox")
     x = ours.start(asked)
     torch.testing.assert_close(ours.draw(asked, x), plain.draw(bright, x), rtol=0, atol=1e-5)
+    speckled = [Generator("sd3", family=f"{tmp_path}/own.py:Speckled").draw(asked, x) for _ in range(2)]
+    torch.testing.assert_close(*speckled, rtol=0, atol=0)
     run = run_of(files, "sd3", f"model.family={tmp_path}/own.py:Bright", "model.lora=null", name="own")
     run.train("steps=1", "checkpoint.every=1")
     burnish("export", run.output, "--output", tmp_path / "exported")
     assert '"_class_name": "Bright"' in (tmp_path / "exported" / "model_index.json").read_text()
-    own = [f"model.family={tmp_path}/own.py:Adds", "model.lora=null", "rollout.height=null", "rollout.width=null"]
-    refused(files, "ddim", *own, names=["adds weights to its unet (more."])
+    for kind, said in (("Adds", "adds weights to its unet (more."), ("Styled", "unet has adapters already (style)")):
+        own = f"model.family={tmp_path}/own.py:{kind}", "model.lora=null", "rollout.height=null", "rollout.width=null"
+        refused(files, "ddim", *own, names=[said])
 
 
 @pytest.mark.parametrize(("name", "part", "kind", "scale"), TABLES["several"])

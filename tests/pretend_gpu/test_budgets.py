@@ -94,7 +94,7 @@ def test_what_is_offloaded_comes_once_in_a_rollout(model: str, options: list[str
         prompts, parts = assembly.train_prompts, assembly.roles.model
         list(assembly.engine.sample(FlowJob.groups(prompts[:1], SAMPLES, purpose="rollout", update=1)))
         encoders = [part for part in parts.away if part.part in parts.text_encoders.values()]
-        denoisers = [*parts.bases, *(part for part in parts.away if part.part in parts._expert_parts)]
+        denoisers = [*parts.bases, *(part for part in parts.away if part.part in parts.experts.values())]
 
         def noted(part: Any, bring: Any) -> None:
             if part.is_away:

@@ -95,6 +95,11 @@ class UnseenPipeline(DiffusionPipeline):
         return self.scheduler.step(velocity, time, dots, return_dict=False)[0]
 
 
+class ClippingPipeline(UnseenPipeline):
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        return super().moved(velocity, time, dots).clamp(-1, 1)
+
+
 class CombinedPipeline(UnseenPipeline):
     """Has another pipeline draw."""
 

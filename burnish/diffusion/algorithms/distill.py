@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
-from burnish.diffusion.algorithms.policy_gradient import Window, summed
+from burnish.diffusion.algorithms.policy_gradient import Window, mean_kl, summed
 from burnish.options import Positive, Rules
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
@@ -91,17 +91,15 @@ class Distill(Algorithm):
     def _distance(self, part: Steps, velocity: Tensor, target: Tensor) -> Tensor:
         """How far the student is from a teacher at each step: [M]."""
         from burnish.diffusion.steps import transition
-        from burnish.rl.surrogates import gaussian_kl, squared_distance
+        from burnish.rl.surrogates import squared_distance
 
         if self.objective == "distill_fm_mse":
             return squared_distance(velocity, target, part.share)
         student, teacher = (
             transition(
                 self.transition, v, part.state, part.time, part.time_next,
-                noise=self.noise_level, t_max=part.time_max,
+                noise=self.noise_level, t_max=part.time_max, share=part.share,
             )
             for v in (velocity, target)
         )  # fmt: skip
-        published = self.transition == "sde" and self.kl_form == "published"
-        std = student.std / student.step.sqrt() if published else student.std
-        return gaussian_kl(student.mean, teacher.mean, std, part.share)
+        return mean_kl(student, teacher.mean, published=self.transition == "sde" and self.kl_form == "published")

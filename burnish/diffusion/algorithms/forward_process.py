@@ -85,7 +85,7 @@ class ForwardProcess(Algorithm):
         """
         import torch
 
-        from burnish.diffusion.steps import logit_normal, stratify, to_normal, uniform
+        from burnish.diffusion.steps import static_shift, stratify, to_normal
         from burnish.utils import random
 
         low, high = self.time_range
@@ -98,19 +98,17 @@ class ForwardProcess(Algorithm):
         draws = random.uniform(self.train_timesteps, keys)
         if self.time_stratified:
             draws = stratify(draws)
-        if self.times == "uniform":
-            drawn = uniform(draws, low=low, high=high, shift=self.time_shift)
-        else:
-            normal = to_normal(low + (high - low) * draws)
-            drawn = logit_normal(normal, shift=self.time_shift)
+        drawn = low + (high - low) * draws
+        if self.times == "logit_normal":  # the sigmoid of normal draws: Stable Diffusion 3, eq. 19
+            drawn = to_normal(drawn).sigmoid()
         # networks that predict noise know no level above the schedule's first; a flow's is 1
-        return drawn.mul(float(schedule[0])).clamp_min(T_MIN)
+        return static_shift(drawn, self.time_shift).mul(float(schedule[0])).clamp_min(T_MIN)
 
     def predict(self, role: Role, part: ForwardTerms, guidance: float | None = None) -> Tensor:
         """The velocity of a role at every term, [M, ...]; a guidance that is given goes before the options'."""
         if guidance is None and self.train_guidance == "none":
             guidance = 1.0
-        return role(part.noisy, part.time, part.conditioning, guidance=guidance)
+        return role(part.state, part.time, part.conditioning, guidance=guidance)
 
     def micro_batches(self, batch: JudgedSamples, size: int) -> Iterator[ForwardTerms]:
         return batch.terms(size)

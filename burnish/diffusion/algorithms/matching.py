@@ -245,7 +245,7 @@ class DiffusionNFT(WithOldPolicy):
 
         velocity, old = self.velocities(part, roles)
         loss, positive, negative = negative_aware(
-            velocity, old, part.clean, part.noisy, part.time, part.value,
+            velocity, old, part.clean, part.state, part.time, part.value,
             beta=self.beta, share=part.share, adaptive=self.adaptive_weighting, floor=self.adaptive_min,
         )  # fmt: skip
         loss = loss * self.advantage_clip

@@ -237,11 +237,8 @@ class StepPolicyGradient(PolicyGradient):
             each = step.stream_logprobs(part.next_state, self.density, part.streams, part.stream_share)
             return torch.cat([step.logprob(part.next_state, self.density)[:, None], each], 1)
 
-        def mean(step: Transition, part: Steps) -> Tensor:
-            return step.mean
-
         def means(role: Role) -> Tensor:
-            return self.read(mean, steps, roles, role, kept=True) if len(steps) else unread
+            return self.read(lambda step, _: step.mean, steps, roles, role, kept=True) if len(steps) else unread
 
         def difference() -> float:
             probe, tokens = steps.select(slice(0, size)), trace.select(slice(0, size))
@@ -260,15 +257,10 @@ class StepPolicyGradient(PolicyGradient):
         # a policy that takes a single step on its own samples has these means itself when it learns
         needed = self.reads_old_mean and (old_logprobs == "sampler" or not roles.on_policy)
         old_mean = means(roles.policy) if needed else unread
-        token_old = token_reference = trace.token_logprob
-        token_learner = trace.token_logprob
-        if forward and token_old.shape[1]:
-            token_learner = in_tokens(trace, roles.policy, roles)
-            token_old = token_learner if old_logprobs == "recomputed" else token_old
+        token_learner = in_tokens(trace, roles.policy, roles) if forward else trace.token_logprob
         with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
             reference = means(roles.reference) if self.kl_coef > 0 else unread
-            if self.kl_coef > 0 and token_old.shape[1]:
-                token_reference = in_tokens(trace, roles.reference, roles)
+            token_reference = in_tokens(trace, roles.reference, roles) if self.kl_coef > 0 else trace.token_logprob
         return AnnotatedSteps(
             scored=scored,
             old=old.reshape(*shape, *old.shape[1:]),
@@ -276,7 +268,7 @@ class StepPolicyGradient(PolicyGradient):
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
             old_logprobs=old_logprobs,
-            token_old=token_old,
+            token_old=token_learner if old_logprobs == "recomputed" else trace.token_logprob,
             token_learner=token_learner,
             token_reference=token_reference,
             metrics=metrics,
@@ -385,19 +377,18 @@ class StepPolicyGradient(PolicyGradient):
         from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 
-        step = self.step(part.steps, roles.policy)
-        logprob = step.logprob(part.steps.next_state, self.density)
+        step = self.step(part, roles.policy)
+        logprob = step.logprob(part.next_state, self.density)
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
         itself = part.old_logprobs != "sampler" and roles.fresh
         old = logprob.detach() if itself else part.old
         loss, values = self.step_objective(part, step, logprob, old, step.mean.detach() if itself else part.old_mean)
         values |= {"actor/pg_loss": loss, "actor/ppo_kl": old - logprob}
-        values |= variance_proxies(part.advantage, step.score_power(part.steps.next_state, self.density))
+        values |= variance_proxies(part.advantage, step.score_power(part.next_state, self.density))
         if not roles.moved:
-            values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
+            values["rollout_corr/logprob_abs_diff"] = (logprob - part.logprob).abs()
         if self.kl_coef > 0:
-            form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
-            values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
+            values["actor/kl_loss"] = kl = self.step_kl(step, part, logprob, old)
             loss = loss + self.kl_coef * gated_kl(kl, part.kl_factor)
         extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
         return Loss(loss.sum(), sums(values) | part.metrics_by_step(values), extremes)
@@ -428,6 +419,21 @@ class StepPolicyGradient(PolicyGradient):
         logprob, old, advantage, weight = map(part.by_sample, (logprob, old, part.advantage, part.weight))
         loss, values = self.objective(logprob, old, advantage, part.mask(logprob.device), weight)
         return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
+
+    def step_kl(self, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor) -> Tensor:
+        """KL [M] of the policy's steps and the reference's; ``logprob`` and ``old`` [M] of the policy, and of the one
+        that sampled."""
+        import torch
+
+        from burnish.rl.surrogates import squared_distance
+
+        if self.kl_form == "means":
+            return squared_distance(step.mean, part.reference_mean, step.share)
+        if self.kl_form in ("published", "exact"):
+            published = self.kl_form == "published" and self.transition == "sde"
+            return mean_kl(step, part.reference_mean, published=published)
+        reference = replace(step, mean=part.reference_mean).logprob(part.next_state, self.density)
+        return kl_estimate(logprob, reference, torch.ones_like(logprob, dtype=torch.bool), self.kl_form, old=old)
 
     def size(self, batch: StepBatch) -> int:
         return sum(batch.costs())
@@ -492,6 +498,9 @@ def in_tokens(trace: Denoising, role: Any, roles: FlowRoles) -> Tensor:
     """The same [B, T] of all samples, by micro-batches, without gradients."""
     import torch
 
+    if not trace.token_logprob.shape[1]:
+        return trace.token_logprob
+
     def part(some: Denoising) -> Tensor:
         return of_tokens(role, some.conditioning, trace.token_mask.shape[1]).cpu()
 
@@ -511,27 +520,11 @@ def sums(values: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {name: (value.detach().sum(), len(value)) for name, value in values.items()}
 
 
-def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:
-    """KL [M] of denoising steps and the reference's.
+def mean_kl(step: Transition, mean: Tensor, *, published: bool) -> Tensor:
+    """KL [M] of Gaussian steps and those of the same std around another mean [M, ...].
 
-    Args:
-        form: ``exact``: of the two Gaussians; ``published``: with the std before the root of the step length, as
-            Flow-GRPO's code has it; ``means``: the squared distance of the means, without any variance; or the name
-            of an estimator from log-probs.
-        step: under the policy.
-        part: the terms, with the reference's means.
-        logprob, old: [M] under the policy, and under the one that sampled.
-        density: what a log-prob is.
+    ``published``: by the std before the root of the step length, as Flow-GRPO's code has it for its SDE.
     """
-    import torch
+    from burnish.rl.surrogates import gaussian_kl
 
-    from burnish.rl.surrogates import gaussian_kl, squared_distance
-
-    if form == "means":
-        return squared_distance(step.mean, part.reference_mean, step.share)
-    if form in ("published", "exact"):
-        std = step.std / step.step.sqrt() if form == "published" else step.std
-        return gaussian_kl(step.mean, part.reference_mean, std, step.share)
-    reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
-    every = torch.ones_like(logprob, dtype=torch.bool)
-    return kl_estimate(logprob, reference, every, form, old=old)
+    return gaussian_kl(step.mean, mean, step.std / step.step.sqrt() if published else step.std, step.share)

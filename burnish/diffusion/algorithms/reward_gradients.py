@@ -111,8 +111,10 @@ class Draft(RewardGradients):
         # a row passes as many forwards as there are steps, and all of them are kept for the backward pass
         held = self.last_steps if self.kind == "draft" and not self.recompute else 1
         for part in batch.split(max(size // self._copies, 1)):
-            again = self.kind == "draft_lv"
-            ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
+            ends = (
+                Ends.noised_again(part, self.renoised, self.renoise_level) if self.kind == "draft_lv"
+                else Ends.recorded(part)
+            )  # fmt: skip
             yield from ends.split(max(size // held, 1))
 
     def loss(self, part: Ends, roles: FlowRoles) -> Loss:

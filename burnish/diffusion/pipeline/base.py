@@ -32,7 +32,7 @@ class FlowModel(Protocol):
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass
     device: torch.device  # where it runs
-    writer: str | None  # the part that writes tokens before it draws, if that is trained
+    writer: str  # the part that writes tokens before it draws, if that is trained; else empty
     denoises: bool  # whether a network is trained that predicts velocities
     bases: Sequence[Any]  # networks with adapters whose other weights leave the device while prompts are encoded
 

@@ -52,7 +52,8 @@ class RandomRun(RecordedRun):
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         output = super().call(name, network, arguments)
         with self.trace.paused():
-            self.made[len(self.ends)].append((name, arguments, output))
+            # some write the next state over this one
+            self.made[len(self.ends)].append((name, tree_map_only(Tensor, torch.clone, arguments), output))
         return output
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
@@ -65,7 +66,8 @@ class RandomRun(RecordedRun):
             self.off = 0.0  # also of a step that can't be taken by itself
             with suppress(RuntimeError, ValueError, IndexError, TypeError):
                 self.off = self._missed(scheduler, number, x, own)
-        return super().stepped(scheduler, number, output, x, own)
+        super().stepped(scheduler, number, output, x, own)
+        return torch.randn(x[:1].shape, generator=self._draw).to(x).expand_as(x).clone()
 
     def _missed(self, scheduler: Any, number: int, x: Tensor, own: Callable[..., Tensor]) -> float:
         """How far the scheduler's own step ends from the path."""
@@ -105,9 +107,15 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     run = RandomRun(model.forwards, model.device, program.table)
     model.run(request, guidance, run)
     run.drop_unread()
-    scheduler, table = model._run.scheduler, program.table
+    scheduler, table, mask = model._run.scheduler, program.table, model.noised(request)
     for k, (at, streams) in enumerate(zip(table.times[:-1].tolist(), steps := run.steps, strict=False)):
-        states = [step.state[:1] for step in streams]
+        states, before = [step.state[:1] for step in streams], [step.following[:1] for step in steps[max(k - 1, 0)]]
+        kept, given = joined(before).float(), joined(states).float()
+        if k and distance(given if mask is None else torch.where(mask, given, kept), kept) > tolerance:
+            raise Unsupported(
+                f"it changes its state between step {k} and the next one, as by clipping it (callback_on_step_end): "
+                "samples would be others than its own; leave that out"
+            )
         expected = program.velocity_of(scheduler, [step.output[:1] for step in streams], states, at)
         again, left = program.velocity(scheduler, joined(states).float() / table.scale(at), at), list(run.made[k])
         velocity = None
@@ -115,7 +123,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
             velocity = finished(again, lambda calls: [_answer(call, left, tolerance) for call in calls])  # noqa: B023
         if velocity is not None and _close(velocity, expected, tolerance):
             continue
-        if k == 0 and len(steps) > 1 and model.noised(request) is not None:
+        if k == 0 and len(steps) > 1 and mask is not None:
             continue  # what a pipeline keeps of an image may be noise until then
         raise Unsupported(
             f"its step {k + 1} of {len(steps)} does something else than the same step by itself: it depends on "
@@ -129,7 +137,8 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     if not run.off <= FAR:
         raise Unsupported(
             f"the last step of its {type(model.pipeline.scheduler).__name__} ends {run.off:.2g} (relative) from the "
-            "sample that is predicted by its prediction_type, so that it is unknown what its networks predict"
+            "sample that is predicted by its prediction_type, so that it is unknown what its networks predict; save "
+            "the pipeline with other options of it, or with another scheduler, as EulerDiscreteScheduler"
         )
 
 
@@ -206,8 +215,7 @@ class ComparedRun(RecordedRun):
 
     def found(self, model: PipelineModel, arguments: dict[str, Any], tape: EncoderCache) -> Any:
         """What it records of a call, and with which values."""
-        returned = model._run(arguments, tape, self)
-        program = Program(self, returned)
+        program = Program(self, model._run(arguments, tape, self))
         return program.parts, program.values
 
 

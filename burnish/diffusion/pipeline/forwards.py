@@ -6,7 +6,6 @@ import io
 import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -327,7 +326,7 @@ class Forwards:
                         output = rows.map(lambda each, _, value: turned(value, 0, *back), zeros, output)  # noqa: B023
                     for i in part:
                         end = start + calls[i].rows.length
-                        outputs[i] = rows.map(partial(_between, start, end), zeros, output)
+                        outputs[i] = rows.map(lambda each, _, value: value[start * each : end * each], zeros, output)  # noqa: B023
                         start = end
                 for _ in range(count - counts[name]):  # 0 with the output's gradients
                     spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
@@ -336,11 +335,6 @@ class Forwards:
             answers = {i: [None] * len(some) for i, some in asked.items()}
             for (_, at, i), output in zip(places, outputs, strict=True):
                 answers[i][at] = output
-
-
-def _between(start: int, end: int, each: int, _: Any, value: Any) -> Any:
-    """Entries of some rows, each of which has so many."""
-    return value[start * each : end * each]
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:

@@ -85,8 +85,8 @@ class LatentLayout:
             frames = image[None] if self.slope.ndim == 5 and image.ndim == 3 else image
             pixels = torch.from_numpy(frames).to(self.slope.device).movedim(-1, 0)[None].float() / 127.5 - 1
             with torch.no_grad():
-                encoded = vae.encode(pixels.to(vae.dtype))
-            latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
+                latents = next(iter(vars(vae.encode(pixels.to(vae.dtype))).values()))
+            latents = latents if isinstance(latents, Tensor) else latents.mode()
             if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey images
                 latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
             if latents.shape != self.slope.shape:

@@ -52,9 +52,14 @@ class LoadedPipeline:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
         self.class_name = type(pipeline).__name__
         self.names = denoisers(pipeline.components, options.networks)
-        self.writer = next(iter(writers(pipeline.components, self.names)), None)  # of tokens, if it is trained
+        self.writer = next(iter(writers(pipeline.components, self.names)), "")  # of tokens, if it is trained
         self.denoises = self.names != (self.writer,)  # whether a network is trained that predicts velocities
         for name in self.names:
+            if loaded := getattr(getattr(pipeline, name), "peft_config", None):
+                raise UserError(
+                    f"{name} has adapters already ({', '.join(loaded)}), and would be trained beside them; merge them "
+                    "into its weights first, by fuse_lora and unload_lora_weights"
+                )
             leave_out_unread_text(getattr(pipeline, name))
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
         self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
@@ -96,7 +101,8 @@ class LoadedPipeline:
             if kind in (None, [None, None])
         }
         absent |= given
-        networks = {name: network for name, network in _networks(index).items() if name not in absent}
+        kinds = {name: kind for name, kind in classes_of(index).items() if name not in absent}
+        networks = {name: kind for name, kind in kinds.items() if issubclass(kind, nn.Module)}
         if not networks:
             raise UserError(
                 f"model.path is {options.path}, whose model_index.json names no network of a {index['_class_name']}, "
@@ -121,7 +127,7 @@ class LoadedPipeline:
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path, model.away = torch.empty(0, device=device).device, path, away
         for part in away:  # experts are as large as what is trained: everything leaves for them, and they for anything
-            part.instead_of = [other for other in away if {part.part, other.part} & {*model._expert_parts}]
+            part.instead_of = [other for other in away if {part.part, other.part} & {*model.experts.values()}]
         for name, network in model.networks.items():
             # parts leave the device whenever what is trained runs
             if away:
@@ -160,7 +166,7 @@ class LoadedPipeline:
         if self._bases_rest:
             self.bases = [PutAway(network, self.device, called_whole=True) for network in self.networks.values()]
             for part in self.away:
-                part.instead_of += self.bases if part.part in self._expert_parts else []
+                part.instead_of += self.bases if part.part in self.experts.values() else []
             for base in self.bases:
                 base.bring()
         place(self.network, self.device)
@@ -177,16 +183,6 @@ class LoadedPipeline:
         for name, network in self.networks.items():
             refuse_non_finite(network, (self.path or Path()) / name, agreed)
 
-    @classmethod
-    def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
-        """Refuse to train parts that the pipeline doesn't have, or that predict no velocity, by model_index.json.
-
-        Raises:
-            UserError: naming them.
-        """
-        if options.networks is not None:
-            denoisers(_networks(index), options.networks)
-
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
         """Its text encoders, by the names of the pipeline's parts."""
@@ -201,13 +197,10 @@ class LoadedPipeline:
         return dict(by_name(self.network, self.names))
 
     @property
-    def experts(self) -> list[str]:
-        """Networks that predict velocities, too, and are not trained."""
-        return [name for name in denoisers(self.pipeline.components, None) if name not in self.names]
-
-    @property
-    def _expert_parts(self) -> list[Any]:
-        return [getattr(self.pipeline, name) for name in self.experts]
+    def experts(self) -> dict[str, nn.Module]:
+        """Networks that predict velocities, too, and are not trained, by the names of the pipeline's parts."""
+        every = denoisers(self.pipeline.components, None)
+        return {name: getattr(self.pipeline, name) for name in every if name not in self.names}
 
     def recompute_activations(self, blocks: bool | int = True) -> None:
         """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
@@ -229,12 +222,11 @@ class LoadedPipeline:
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as diffusers reads it: in one file, and one more for each network that this doesn't hold."""
-        kind = type(self.pipeline)
         for name, network in self.networks.items():
             if self._saver_takes(name, network):
                 weights, metadata = adapter_state(network, adapter)
                 more: dict[str, Any] = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": metadata}
-                kind.save_lora_weights(folder, **more)
+                type(self.pipeline).save_lora_weights(folder, **more)
             elif hasattr(network, "save_lora_adapter"):
                 network.save_lora_adapter(folder / name, adapter_name=adapter)
             else:
@@ -366,11 +358,6 @@ def _place_frozen(
             else:
                 place(part, device)
     return away
-
-
-def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
-    """Classes of the parts that have weights, by model_index.json."""
-    return {name: kind for name, kind in classes_of(index).items() if issubclass(kind, torch.nn.Module)}
 
 
 def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANY = "pipeline"  # the family of pipelines that no other takes
 STANDARD_SIDE = 128  # latent positions per side if a transformer's configuration names none, as FLUX's pipeline
 LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
 NAMES = re.compile(r"(?<![a-z])(turbo|schnell|lightning|lcm|distilled|few[-_]?steps?|dmd2?|sprint)(?![a-z])", re.I)
@@ -184,7 +183,7 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
         return lookup("flow model", options.family)
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
-    return families.get(str(index.get("_class_name"))) or lookup("flow model", ANY)
+    return families.get(str(index.get("_class_name"))) or lookup("flow model", "pipeline")
 
 
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -196,13 +195,15 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     """
     from burnish.diffusion.pipeline.arguments import Arguments
     from burnish.diffusion.pipeline.loaded import LoadedPipeline
+    from burnish.diffusion.pipeline.networks import denoisers
     from burnish.types.prompt import texts_of
 
     path, index = read_index(options)
     family = family_of(options, index)
     if not issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         return
-    family.check_networks(index, options)
+    if options.networks is not None:
+        denoisers(classes_of(index), options.networks)
     kind, tokenizers = Arguments.of_index(index, rollout, family.own).kind, tokenizers_of(path, index)
     for encoder, size in vocabularies_of(path, index).items():
         if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
@@ -383,9 +384,6 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     return model
 
 
-ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
-
-
 def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
     """The classes of a pipeline's parts as diffusers loads them, by the names of the parts.
 
@@ -414,7 +412,7 @@ def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
             )
         if issubclass(kind, diffusers.DiffusionPipeline):
             raise UserError(f"{where}, which is a pipeline itself; give a pipeline whose parts are networks")
-        if kind.__name__.startswith(ANY_MODEL):
+        if kind.__name__.startswith("AutoModel"):  # which would look into the part's folder for what it is
             raise UserError(f"{where}, which may be any network; name its class, as {name}/config.json has it")
         found[name] = kind
     return found

@@ -191,7 +191,6 @@ class PipelineModel(LoadedPipeline):
     def write(
         self, network: nn.Module, conditioning: Requests, keys: Sequence[tuple[random.Part, ...]], size: int
     ) -> tuple[Requests, list[Tensor]]:
-        assert self.writer is not None, "nothing writes"
         part = by_name(network, self.names)[self.writer]
         found: list[tuple[tuple[int, ...], Tensor]] = []
         for rows in self._of_a_prompt(conditioning, size):
@@ -204,7 +203,6 @@ class PipelineModel(LoadedPipeline):
         return replace(conditioning, written=[ids for ids, _ in found]), [logprob for _, logprob in found]
 
     def token_logprobs(self, network: nn.Module, conditioning: Requests, *, agree: Agree | None = None) -> Tensor:
-        assert self.writer is not None, "nothing writes"
         part, parts = by_name(network, self.names)[self.writer], list[Tensor]()
         longest, prompts = max(map(len, conditioning.written)), [*self._of_a_prompt(conditioning, len(conditioning))]
         here = {self.writer: len(prompts)}
@@ -232,7 +230,7 @@ class PipelineModel(LoadedPipeline):
                 try:
                     self._run(self.arguments.of(request, guidance), Asking(0), PipelineRun(self.forwards))
                 except RunDone as done:
-                    return Question.of(self.networks[self.writer or ""], done.args[0])
+                    return Question.of(self.networks[self.writer], done.args[0])
                 raise Unsupported(
                     f"its {self.writer} writes nothing with these options; leave it out of model.networks, or turn it "
                     "on in rollout.call"
@@ -286,7 +284,7 @@ class PipelineModel(LoadedPipeline):
     def encode(self, now: Requests, later: Requests, scales: Collection[float]) -> None:
         if not self.away or all(self._is_encoded(one, scale) for one in now.each() for scale in scales):
             return
-        for part in (*self.bases, *(one for one in self.away if one.part in self._expert_parts)):
+        for part in (*self.bases, *(one for one in self.away if one.part in self.experts.values())):
             part.leave()
         total, self.forwards.computes = 0, False
         try:
@@ -307,10 +305,7 @@ class PipelineModel(LoadedPipeline):
             return [frozenset()] * len(times)
         program = self.program(conditioning.select([0]), self.rollout.guidance_scale)
         steps = [program.steps[program.before(time)] for time in times]
-        return [
-            frozenset(call.network for call in step.calls if call.network in self.experts) if step else frozenset()
-            for step in steps
-        ]
+        return [step.networks.intersection(self.experts) if step else frozenset() for step in steps]
 
     def predict(
         self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
@@ -342,9 +337,8 @@ class PipelineModel(LoadedPipeline):
         return (yield from program.velocity(scheduler, x, time, k))
 
     def verify(self, conditioning: Requests, *, guidance: float) -> None:
-        row = conditioning.select([0])
         # not the job's own steps where they are fewer: with one of them, nothing would be compared
-        full = replace(row, steps=max(row.steps, self.rollout.num_inference_steps))
+        full = replace(conditioning.select([0]), steps=max(conditioning.steps, self.rollout.num_inference_steps))
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
@@ -368,8 +362,7 @@ class PipelineModel(LoadedPipeline):
         tables = None if step is None else partial(step[0].placed, k=step[1], time=time)
         run = RecordedRun(self.forwards, self.device, tables, self._moving)
         with torch.no_grad(), explained(self):
-            returned = self.run(request, guidance, run)
-            return Program(run, returned, None if step is None else step[0])
+            return Program(run, self.run(request, guidance, run), None if step is None else step[0])
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,
@@ -382,8 +375,11 @@ class PipelineModel(LoadedPipeline):
             if request.prompts[0].images or request.prompts[0].inputs or step is not None:
                 return self.recorded(request, guidance, time or 0.0, step)
             known = self._known.setdefault(key[-1], {})
-            answers = next((one.answers for one in known.values()), 0)
-            leaves = self._encoded(request, guidance, answers)
+            answers, tape = next((one.answers for one in known.values()), 0), self._tape(request, guidance)
+            if len(tape) < answers:
+                with torch.no_grad(), suppress(RunDone), explained(self):
+                    self.run(request, guidance, PipelineRun(self.forwards, encoded=answers))
+            leaves = tape.leaves(answers)
             like = known.get(signature_of(leaves)) if known else None
             if like is not None and like.confirmed:
                 with suppress(ControlFlowChanged):
@@ -402,14 +398,6 @@ class PipelineModel(LoadedPipeline):
         """What tells programs apart, last what those of several prompts have in common; and what encoders give."""
         size, own = (request.height, request.width), (request.prompts[0].uid, request.written[0])
         return (*own, (*size, request.steps, guidance, time)), (*own, *size, guidance > 1)
-
-    def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any]:
-        """What encoders give for a prompt, in their first so many results."""
-        tape = self._tape(request, guidance)
-        if len(tape) < count:
-            with torch.no_grad(), suppress(RunDone), explained(self):
-                self.run(request, guidance, PipelineRun(self.forwards, encoded=count))
-        return tape.leaves(count)
 
     def _tape(self, request: Requests, guidance: float) -> EncoderCache:
         uid, written = request.prompts[0].uid, request.written[0]
@@ -440,7 +428,7 @@ class PipelineModel(LoadedPipeline):
     def end(self, request: Requests, x: Tensor, decode: Callable[..., Any] | None = None) -> Any:
         """``output`` by the pipeline's own run, in which no network computes."""
         program = self.program(request, self.rollout.guidance_scale)
-        parts = {call.network for step in program.steps if step for call in step.calls}
+        parts = frozenset().union(*(step.networks for step in program.steps if step))
         end = program.split(x * program.table.scale(float(program.table.times[-1])))
         run = PipelineRun(self.forwards, parts, end=end, count=len(program.steps), decode=decode)
         return self.run(request, self.rollout.guidance_scale, run)
@@ -456,7 +444,7 @@ class PipelineModel(LoadedPipeline):
         times = program.table.times[:-1].tolist()
         at = times[-1]
         for time, step in zip(times, program.steps, strict=False):
-            if step and any(call.network in self.names for call in step.calls):
+            if step and not step.networks.isdisjoint(self.names):
                 at = time  # of the last step that calls networks that are trained
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
         with torch.enable_grad():

@@ -69,11 +69,6 @@ class NetworkCall(Recorded):
     alone: set[int]  # values of arguments that have no rows
 
     @property
-    def network(self) -> str:
-        """By its name."""
-        return self.call.network
-
-    @property
     def parts(self) -> Any:
         """What is the same in another recording of the same."""
         return self.call.leaves, self.call.axes, self.call.kind, sorted(self.alone), self.outputs
@@ -138,7 +133,7 @@ class Segment:
         self.noisy = not draws and any(entry.drawn is not None for entry in entries)
         self.computes = any(isinstance(root, Value) for root in roots)
         self.rounds = _rounds(steps, in_order=self._in_order)
-        self.calls = [call for _, calls in self.rounds for call in calls]
+        self.networks = frozenset(call.call.network for _, calls in self.rounds for call in calls)  # that are called
         self.reads = {number for entry in (*steps, *self.timed) for number in entry.inputs}.union(numbers_in(roots))
         self.reads -= moving
 
@@ -396,7 +391,7 @@ class Program:
 
     def begin(self, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [1, ...] in the scheduler's terms."""
-        if self.start.calls:
+        if self.start.networks:
             raise Unsupported("its networks run before its first step")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -126,7 +127,6 @@ def _there(leaves: list[Any]) -> list[Any]:
 
 
 DECODE = "vae.decode"  # the name of its calls
-STOOD_IN = ("set_timesteps", "step", "__deepcopy__", "add_noise")  # methods of a scheduler that may be a run's
 
 
 class Runner:
@@ -186,7 +186,10 @@ class Runner:
             return Proxy(part, called, **known)
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
-        own["scheduler"] = stand_in_scheduler(self.scheduler, run, linear=self._linear)
+        # its methods know it, and would keep the run's tensors until garbage is collected
+        own["scheduler"] = stand_in_scheduler(
+            self.scheduler, weakref.ref(run), self._pipeline.scheduler.set_timesteps, linear=self._linear
+        )
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
 
@@ -199,42 +202,45 @@ class Runner:
         own |= {name: decoder(name, part) for name, part in self._decoders.items()}
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         run.attention = [(part, name, module, module.processor) for part, name, module in self._attends]
+        others = np.random.get_state()
         try:
+            np.random.seed(tape.seed % 2**32)  # for classes of users' own
             with torch.random.fork_rng(devices=[]), run.trace or nullcontext():
                 torch.default_generator.manual_seed(tape.seed)
                 found = self._call(clone, **arguments, generator=torch.Generator().manual_seed(tape.seed))
                 # as diffusers' own return it: in a tuple, or in fields
                 found = SimpleNamespace(**found) if type(found) is dict else found
                 return (found,) if isinstance(found, list | Tensor | np.ndarray | Image) else found
-        finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
-            for scheduler in (own["scheduler"], *run.streams):
-                for name in STOOD_IN:
-                    scheduler.__dict__.pop(name, None)
-            own.clear()
+        finally:
+            own.clear()  # what stands in knows the run, too
+            np.random.set_state(others)
             for *_, module, processor in run.attention:
                 module.processor = processor
 
 
-def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any:
+def stand_in_scheduler(
+    scheduler: Any, run: Callable[[], Any], placing: Callable[..., None], *, linear: bool
+) -> Any:  # fmt: skip
     """A copy whose steps are those of a run; all else is the scheduler's own. Its copies are the same: a stream each.
 
-    Args: ``linear`` gives it noise levels to shift that are evenly spaced, in place of its own.
+    Args: ``run`` gives the run while it lasts; ``placing`` is the method of the pipeline's own scheduler, at whose
+    arguments it looks; ``linear`` gives noise levels to shift that are evenly spaced, in place of its own.
     """
     from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
 
     fresh, kind = copy.copy(scheduler), type(scheduler)
     takes = inspect.signature(kind.set_timesteps)
 
-    @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
+    @functools.wraps(placing)  # pipelines look at what these take
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
         given = takes.bind(fresh, *args, **kwargs)
-        if run.reads_times and "device" in takes.parameters:
+        if run().reads_times and "device" in takes.parameters:
             given.arguments["device"] = "cpu"
         if linear:
             own = given.arguments.get("sigmas")
             given.arguments["sigmas"] = evenly(given.arguments["num_inference_steps"] if own is None else len(own))
         kind.set_timesteps(*given.args, **given.kwargs)
-        run.placed(fresh)
+        run().placed(fresh)
 
     @functools.wraps(scheduler.step)
     def step(
@@ -247,13 +253,13 @@ def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any
 
         # with a time for each token, schedulers step forward along the negative of what a network predicts
         backward = kwargs.get("per_token_timesteps") is not None
-        landed = run.step(fresh, -model_output if backward else model_output, timestep, sample, own)
+        landed = run().step(fresh, -model_output if backward else model_output, timestep, sample, own)
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
         return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
     own: dict[str, Any] = {
         "set_timesteps": set_timesteps, "step": step,
-        "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, linear=linear),
+        "__deepcopy__": lambda memo: stand_in_scheduler(fresh, run, placing, linear=linear),
     }  # fmt: skip
     if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
         # looked up in a table by the time, also where the one that is asked for lies between two; double: whole numbers
@@ -420,7 +426,7 @@ class RecordedRun(PipelineRun):
                 raise Unsupported(
                     f"its {name} also computes what all samples of a prompt share, such as keys of its images or its "
                     "encoding, which would stay as it is while it learns; give prompts without images, or leave it out "
-                    "of model.networks"
+                    "of model.networks. Or its first state is not drawn by torch, but by numpy: draw it by torch.randn"
                 )
             self.generic &= self.trace.is_paused
             with self.trace.paused():

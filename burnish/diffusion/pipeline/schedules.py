@@ -72,7 +72,8 @@ def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: floa
     if predicts not in known:
         raise Unsupported(
             f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't "
-            "know; save the pipeline with another scheduler, as EulerDiscreteScheduler"
+            "know; save the pipeline with another scheduler, as EulerDiscreteScheduler or, of flows, "
+            "FlowMatchEulerDiscreteScheduler"
         )
     p, q = known[predicts]  # output = p x_0 + q eps, and x = a x_0 + s eps
     return ((a + s) * output - (p + q) * (x * a if kind == "ve" else x)) / (a * q - s * p)
@@ -208,7 +209,7 @@ def once_a_step(scheduler: Any) -> Any:
     """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
 
     Raises:
-        Unsupported: see ``refuse_clips``.
+        Unsupported: see ``refuse_clips``; a class of the user's may have set another one than its folder has.
     """
     import diffusers
 
