@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
 import math
 import os
@@ -25,10 +26,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.terminal import progress
 
 WIDTH = 78  # of help, for a terminal of 80 columns
-KINDS: dict[str, Any] = {
-    "Annotated": Annotated, "Literal": Literal, "Sequence": Sequence, "bool": bool, "float": float, "int": int,
-    "str": str, "tuple": tuple,
-}  # fmt: skip
+KINDS: dict[str, Any] = {"Annotated": Annotated, "Literal": Literal, "Sequence": Sequence}  # beside Python's own
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -38,8 +36,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         dashed = re.match(r"unrecognized arguments: --([a-z][\w.-]*)(?:[= ](\S+))?", message)
-        hint = ""
-        if dashed and any(action.dest == "overrides" for action in self._actions):
+        near = difflib.get_close_matches(f"--{dashed[1]}", self._option_string_actions, n=1) if dashed else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if dashed and not near and any(action.dest == "overrides" for action in self._actions):
             hint = f"; an option of the run is given without dashes, as {dashed[1]}={dashed[2] or 'VALUE'}"
         raise UserError(f"{message}{hint}; '{self.prog} --help' shows examples")
 
@@ -63,7 +62,7 @@ class Verb:
             inspect.Parameter(
                 one.arg, inspect.Parameter.KEYWORD_ONLY if one in given.kwonlyargs else POSITIONAL,
                 default=inspect.Parameter.empty if default is None else ast.literal_eval(default),
-                annotation=_type(one.annotation),
+                annotation=eval(ast.unparse(one.annotation), KINDS),  # type: ignore[arg-type]
             )
             for one, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True)
         ]  # fmt: skip
@@ -102,7 +101,8 @@ class Verb:
     def act(self, args: argparse.Namespace) -> int:
         """Call the function."""
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow those beside them
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every class that wants torchvision
+        for library in ("TRANSFORMERS", "DIFFUSERS"):  # they warn of classes that want torchvision, and of long prompts
+            os.environ.setdefault(f"{library}_VERBOSITY", "error")
         module, _, name = self.place.partition(":")
         with progress(self.says.format(**vars(args))) if self.says else nullcontext():
             function = getattr(import_module(f"burnish.commands.{module}"), name)
@@ -115,16 +115,6 @@ def _examples(text: str) -> str:
     if max(map(len, lines)) > WIDTH:
         lines = [re.sub(r"(?<=\S) {2,}", "\n      ", line) for line in lines]
     return "\n".join(lines)
-
-
-def _type(node: Any) -> Any:
-    """An annotation, of which nothing is run."""
-    if isinstance(node, ast.BinOp):
-        return _type(node.left) | _type(node.right)
-    if isinstance(node, ast.Subscript):
-        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return KINDS[ast.unparse(node.value)][tuple(map(_type, inside))]
-    return KINDS[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], dict[str, Any]]:

@@ -14,6 +14,7 @@ from burnish.config.hardware import KEY, Machine
 from burnish.config.names import Context, members_of, options_of
 from burnish.config.yaml_text import brief, nest, show
 from burnish.registry import CHOICE, explanation, fields, names
+from burnish.utils.user_code import names_code
 
 # what pydantic calls one of the types that an option may have, behind the option's name
 _TYPE = re.compile(r"str|bool|int|float|constrained-\w+|[\w-]+\[.*\]")
@@ -126,7 +127,8 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
         without = f", or {option}=null" if type(None) in members_of(context.options.get(option, ((), None))[0]) else ""
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}{without}"
     if (other := another_task(details["kind"], name)) is None:
-        return wrong_choice(key, name, choices)
+        of_users = isinstance(value, dict) and names_code(str(value.get("path")))
+        return wrong_choice(key, name, choices) + f"; a function of yours takes {key}=function" * of_users
     return (
         f"{key} is {name}, which belongs to task {other}, but this run's is {fields(context.config)['task'].default}; "
         f"set task={other}, or choose one of {', '.join(choices)}"

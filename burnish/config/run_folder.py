@@ -38,6 +38,7 @@ from burnish.utils.paths import (
     holds_run,
 )
 from burnish.utils.reading import checked_path, read_file
+from burnish.utils.records import is_number
 from burnish.utils.user_code import code_of, names_code
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
-        lines = read_file(self.metrics).splitlines() if self.metrics.exists() else []
+        lines = read_file(self.metrics).splitlines() if self.metrics.is_file() else []
         rows = list(map(read_row, lines))
         if damaged := [str(number) for number, row in enumerate(rows, 1) if row is None]:
             log.warning("%s: line %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
@@ -217,7 +218,8 @@ class RunFolder:
             raise UserError(
                 f"output_dir is {config.output_dir}, whose run was started with other options (then -> now):"
                 + "".join(f"\n  {line}" for line in differing)
-                + "\ngive the same options to resume it, or another output_dir to start a new run"
+                + "\ngive the same options to resume it, or another output_dir to start a new run, or to go on from "
+                f"this one with resume={self.checkpoints}/NUMBER"
                 + (hint if length and before.steps != config.steps else "")
             )
 
@@ -236,8 +238,11 @@ class RunFolder:
         )  # fmt: skip
 
     def _before(self, config: RunConfig) -> RunConfig:
-        """The configuration that this folder's run was started with; plugins may have moved since."""
-        return load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+        """The configuration that this folder's run was started with; files of code may have moved since."""
+        theirs, ours = dict(used_by(str(self.config))), {"plugins": config.plugins}
+        # of a class with the same name in another file ours is taken: theirs may be somebody else's code
+        ours |= {place: name for *at, _, name in chosen_by_path(to_dict(config)) if (place := ".".join(*at)) in theirs}
+        return load(str(self.config), [f"{option}={json.dumps(value)}" for option, value in ours.items()])
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
@@ -283,7 +288,7 @@ def read_row(line: bytes) -> dict[str, Any] | None:
 
 def is_row(value: Any) -> bool:
     """Whether a parsed line is metrics: numbers by name, None for missing ones."""
-    return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())
+    return isinstance(value, dict) and all(one is None or is_number(one) for one in value.values())
 
 
 def digests(config: RunConfig) -> dict[str, str]:

@@ -17,7 +17,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from accelerate import PartialState
 from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, TensorBoardTracker, TrackioTracker
@@ -25,12 +25,9 @@ from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
 from burnish.alarms.record import Raised
-from burnish.hooks.trackers import KINDS, file_of, gif, output_of, playable, sendable, title_of
+from burnish.hooks.trackers import KINDS, Delivery, file_of, gif, output_of, playable, sendable, title_of
 from burnish.report.samples import Sample
 from burnish.utils.json_text import flattened
-
-if TYPE_CHECKING:
-    from burnish.hooks.trackers import Delivery
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError, create_model
+
 from burnish.config.run_folder import STEP, TIME, RunFolder, read_row
 from burnish.config.yaml_text import parse
 from burnish.report.samples import cut, each_sample, newest, read_prompts, relative, series
@@ -36,12 +38,17 @@ WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
 NOTES, MOST_NOTED = "notes.md", 2000  # what a person wrote about a run, and characters of it that are shown
-NONE = type(None)
-OPTIONS: dict[str, tuple[type, ...]] = {  # that a report reads, with their types
-    "model.path": (str,), "data.train_batch_size": (int,), "rollout.n": (int,), "algorithm.name": (str,),
-    "rollout.guidance_scale": (int, float, NONE), "task": (str, NONE), "steps": (int, NONE), "output_dir": (str, NONE),
-    "model.lora": (dict, NONE), "rewards": (dict, NONE), "optimizer": (dict, NONE), "checkpoint": (dict, NONE),
-}  # fmt: skip
+_REWARD = create_model("Reward", weight=(float | None, None), weight_by=(dict[str, Any] | None, None))
+_RUN = create_model(  # options that a report reads, with their types
+    "Run", task=(str | None, None), steps=(int | None, None), output_dir=(str | None, None),
+    model=(create_model("Model", path=(str, ...), lora=(create_model("Lora", rank=(int, ...)) | None, None)), ...),
+    data=(create_model("Data", train_batch_size=(int, ...)), ...),
+    algorithm=(create_model("Algorithm", name=(str, ...)), ...),
+    rollout=(create_model("Rollout", n=(int, ...), guidance_scale=(float | None, None)), ...),
+    rewards=(dict[str, _REWARD | None] | None, None),  # type: ignore[valid-type]
+    optimizer=(create_model("Optimizer", lr=(float, ...)) | None, None),
+    checkpoint=(dict[str, Any] | None, None),
+)  # fmt: skip
 
 
 def read_configuration(file: Path) -> dict[str, Any]:
@@ -50,19 +57,17 @@ def read_configuration(file: Path) -> dict[str, Any]:
     Raises:
         UserError: it was not written by a run.
     """
-    if not file.exists():
+    if not file.is_file():
         return {}
     try:
         content: dict[str, Any] = parse(read_text(file))
-        for name, kinds in OPTIONS.items():
-            value: Any = content
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if type(value) not in kinds:
-                raise ConfigError(f"{name} is {value!r:.80}")
+        _RUN.model_validate(content, strict=True)
+        return content
     except ConfigError as error:
-        raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
-    return content
+        why = str(error)
+    except ValidationError as error:
+        why = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:1])
+    raise UserError(f"{file} is not the configuration of a run: {why}; restore it")
 
 
 @cached(stamp, MOST_RUNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -9,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from burnish.alarms.actions import Action, read_actions
@@ -261,10 +261,9 @@ class Summary:
 
 
 def _read_reference(folder: RunFolder) -> Row | None:
-    try:
-        metrics = parse_json((folder.reference / "metrics.json").read_bytes())
-    except (OSError, ValueError):  # not written yet, or truncated
-        return None
+    file, metrics = folder.reference / "metrics.json", None
+    with suppress(OSError, ValueError):  # truncated
+        metrics = parse_json(file.read_bytes()) if file.is_file() else None
     return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None
 
 
@@ -304,7 +303,9 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
 def _train(folder: RunFolder, run: Summary) -> str:
     """The command that resumes a run, also after its folder was moved."""
     words = ["burnish", "train", str(folder.config)]
-    if Path(run.config.get("output_dir", folder.path)).expanduser() != folder.path:
+    if os.path.expanduser(run.config.get("output_dir") or folder.path) != str(
+        folder.path
+    ):  # of a user who may not be here
         words.append(f"output_dir={folder.path}")
     if run.config.get("resume", "auto") != "auto":
         words.append("resume=auto")

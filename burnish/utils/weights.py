@@ -155,6 +155,11 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     """
     if _unread.get():
         return from_config(kind, folder, **options)
+    if (folder / "adapter_config.json").is_file() and not hasattr(kind, "load_config"):
+        raise UserError(
+            f"{folder} has an adapter beside its weights (adapter_config.json), which transformers would apply to "
+            "them; remove it from there, or move it to a folder of its own and give that as model.lora.path"
+        )
     if (variant := variant_of(folder)) is not None:
         options["variant"] = variant
     with understood(f"{folder} can't be loaded as {kind.__name__}"), quietly():
