@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.yaml_text import show
 from burnish.registry import MayChange, ReadIf, fields
+from burnish.utils.addresses import SECRET_NAME
+from burnish.utils.json_text import flattened
+from burnish.utils.user_code import names_code
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -51,6 +54,9 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
         own = [(mark, path, section) for mark in field.metadata if isinstance(mark, ReadIf)]
         marks = own if any(not mark.option for mark, *_ in own) else [*above, *own]
         inner = dict(_sections(value, option))
+        for place, leaf in flattened({option: value}) if isinstance(value, dict) and not inner else ():
+            if isinstance(leaf, str) and SECRET_NAME.search(place) and not names_code(leaf):
+                yield f"{place} holds a secret, which would be saved; have your code read a variable of the environment"
         for place, one in inner.items():
             yield from _problems(run, one, f"{place}.", given, marks)
         unread = next((one for one in marks if not _holds(one, run)), None)

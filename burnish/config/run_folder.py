@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -38,12 +37,13 @@ from burnish.utils.paths import (
     holds_run,
 )
 from burnish.utils.reading import checked_path, read_file
-from burnish.utils.records import is_number
+from burnish.utils.records import is_number, leads_out
 from burnish.utils.user_code import code_of, names_code
 
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
+EARLIER = "earlier"  # folder of attempts without a checkpoint
 TIME = "perf/total_time"  # seconds of all updates and of the validations between them
 
 
@@ -113,10 +113,12 @@ class RunFolder:
         check_run_folder(str(self.path))
         if not self.path.is_dir():
             return
-        places = [self.path / place.partition("/")[0] for place in (CLAIM, *PLACES.values())]
-        for place in itertools.chain(places, *(place.glob("*") for place in places)):
-            if place.is_symlink():  # the folder may come from somebody else, and this is written to
-                raise UserError(f"{place} is a link; remove it, or put what it leads to in its place")
+        places = {CLAIM, EARLIER, *(place.partition("/")[0] for place in PLACES.values())}
+        for link in filter(Path.is_symlink, self.path.rglob("*")):  # the folder may come from somebody else
+            first, *inner = link.relative_to(self.path).parts
+            # this is written to; further inside, trackers have links of their own
+            if first in places and (len(inner) < 2 or leads_out(link, self.path)):
+                raise UserError(f"{link} is a link; remove it, or put what it leads to in its place")
         import fcntl
 
         with writing(self.path):
@@ -251,7 +253,7 @@ class RunFolder:
         if not files:
             return
         attempt = 1
-        while (archive := self.path / "earlier" / str(attempt)).exists():
+        while (archive := self.path / EARLIER / str(attempt)).exists():
             attempt += 1
         archive.mkdir(parents=True)
         for file in files:

@@ -12,6 +12,7 @@ READ_ONLY = ("http", "https")  # to fsspec
 SECRET = re.compile(
     r"key|token|secret|password|signature|credential|^(access|auth|code|jwt|pass|passwd|pwd|sig)$", re.IGNORECASE
 )
+SECRET_NAME = re.compile(r"(api_?|\.)key$|(^|[._])token$|password$|secret$", re.IGNORECASE)  # of an option
 LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
 
 
