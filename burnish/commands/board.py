@@ -254,12 +254,14 @@ def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(request: Request, hosts: frozenset[str]) -> Response | None:
-    """The answer to whatever is not asked under the board's own name, so that no page of the web can read it."""
+    """The answer to whatever is no GET under the board's own name, so that no page of the web can read it."""
     named = request.headers.getlist("host")
     if len(named) != 1 or named[0] not in hosts:
         return JSONResponse({"error": "this board is only reached under its own address"}, 403)
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return JSONResponse({"error": "asked by another site"}, 403)
+    if request.method != "GET":
+        return JSONResponse({"error": "only GET is answered"}, 405, {"Allow": "GET"})
     return None
 
 

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         dashed = re.match(r"unrecognized arguments: --([a-z][\w.-]*)(?:[= ](\S+))?", message)
-        near = difflib.get_close_matches(f"--{dashed[1]}", self._option_string_actions, n=1) if dashed else []
+        near = difflib.get_close_matches(f"--{dashed[1]}", self._option_string_actions, 1, 0.8) if dashed else []
         hint = f"; did you mean {near[0]}?" if near else ""
         if dashed and not near and any(action.dest == "overrides" for action in self._actions):
             hint = f"; an option of the run is given without dashes, as {dashed[1]}={dashed[2] or 'VALUE'}"

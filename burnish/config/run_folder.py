@@ -29,6 +29,7 @@ from burnish.utils.paths import (
     CHECKPOINTS,
     CLAIM,
     CONFIG,
+    EARLIER,
     KEPT,
     METRICS,
     VALIDATED,
@@ -43,7 +44,6 @@ from burnish.utils.user_code import code_of, names_code
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
-EARLIER = "earlier"  # folder of attempts without a checkpoint
 TIME = "perf/total_time"  # seconds of all updates and of the validations between them
 
 
@@ -241,9 +241,10 @@ class RunFolder:
 
     def _before(self, config: RunConfig) -> RunConfig:
         """The configuration that this folder's run was started with; files of code may have moved since."""
-        theirs, ours = dict(used_by(str(self.config))), {"plugins": config.plugins}
+        theirs = dict(used_by(str(self.config)))
         # of a class with the same name in another file ours is taken: theirs may be somebody else's code
-        ours |= {place: name for *at, _, name in chosen_by_path(to_dict(config)) if (place := ".".join(*at)) in theirs}
+        classes = {".".join(place): name for place, _, name in chosen_by_path(to_dict(config))}
+        ours = {"plugins": config.plugins} | {option: name for option, name in classes.items() if option in theirs}
         return load(str(self.config), [f"{option}={json.dumps(value)}" for option, value in ours.items()])
 
     def _archive(self) -> None:

@@ -119,7 +119,7 @@ def numbers(run: Summary) -> dict[str, Any]:
         why = "No reward of any validation could be computed" if failed else "There is no validation yet"
         return {"why": f"{why}, so there is nothing to compare."}
     heads = ["before" if run.after else "before training"] * bool(run.before)
-    heads += [f"after {last[STEP]} updates", *["change"] * bool(run.before)] if run.after else []
+    heads += [f"after {last[STEP]} update{'s' * (last[STEP] > 1)}", *["change"] * bool(run.before)] if run.after else []
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
         heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")

@@ -20,7 +20,7 @@ from burnish.report.samples import cut, each_sample, newest, read_prompts, relat
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
-from burnish.utils.paths import CLAIM, CONFIG, METRICS
+from burnish.utils.paths import CLAIM, CONFIG, FOLDERS, METRICS
 from burnish.utils.reading import read_text
 from burnish.utils.records import cached, is_number, leads_out, stamp
 
@@ -28,26 +28,22 @@ LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS = 1000  # of which something is kept in memory
 QUIET = 300.0  # seconds without a line after which a run whose lock can't be seen counts as stopped
-WITHIN = {
-    "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
-    "alarms", "trackers",
-}  # fmt: skip
 REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
 LAST = 1 << 16  # bytes in which the last lines are
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
 NOTES, MOST_NOTED = "notes.md", 2000  # what a person wrote about a run, and characters of it that are shown
-_REWARD = create_model("Reward", weight=(float | None, None), weight_by=(dict[str, Any] | None, None))
-_RUN = create_model(  # options that a report reads, with their types
+_MODEL: Any = create_model
+_REWARD = _MODEL("Reward", weight=(float | None, None), weight_by=(dict[str, Any] | None, None))
+_RUN = _MODEL(  # options that a report reads, with their types
     "Run", task=(str | None, None), steps=(int | None, None), output_dir=(str | None, None),
-    model=(create_model("Model", path=(str, ...), lora=(create_model("Lora", rank=(int, ...)) | None, None)), ...),
-    data=(create_model("Data", train_batch_size=(int, ...)), ...),
-    algorithm=(create_model("Algorithm", name=(str, ...)), ...),
-    rollout=(create_model("Rollout", n=(int, ...), guidance_scale=(float | None, None)), ...),
+    model=(_MODEL("Model", path=(str, ...), lora=(_MODEL("Lora", rank=(int, ...)) | None, None)), ...),
+    data=(_MODEL("Data", train_batch_size=(int, ...)), ...), algorithm=(_MODEL("Algorithm", name=(str, ...)), ...),
+    rollout=(_MODEL("Rollout", n=(int, ...), guidance_scale=(float | None, None)), ...),
     rewards=(dict[str, _REWARD | None] | None, None),  # type: ignore[valid-type]
-    optimizer=(create_model("Optimizer", lr=(float, ...)) | None, None),
     checkpoint=(dict[str, Any] | None, None),
+    optimizer=(_MODEL("Optimizer", lr=(float, ...)) | None, None),
 )  # fmt: skip
 
 
@@ -86,7 +82,7 @@ def find_runs(root: Path) -> dict[str, Path]:
         folder = Path(place)
         files = [folder / CONFIG, folder / METRICS]
         name = folder.relative_to(root)
-        below[:] = sorted(one for one in below if one not in WITHIN and not one.startswith("."))
+        below[:] = sorted(one for one in below if one not in FOLDERS and not one.startswith("."))
         if any(file.is_file() for file in files) and not any(file.is_symlink() for file in files):
             runs[name.as_posix()] = folder
             below.clear()

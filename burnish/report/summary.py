@@ -261,7 +261,8 @@ class Summary:
 
 
 def _read_reference(folder: RunFolder) -> Row | None:
-    file, metrics = folder.reference / "metrics.json", None
+    file = folder.reference / "metrics.json"
+    metrics: Any = None
     with suppress(OSError, ValueError):  # truncated
         metrics = parse_json(file.read_bytes()) if file.is_file() else None
     return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None

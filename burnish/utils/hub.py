@@ -35,7 +35,7 @@ PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what h
 MODULAR = "modular_model_index.json"  # the same of one that is made of blocks
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
-_REVISION = re.compile(r"[A-Za-z0-9_][\w./-]{0,250}")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,250}")  # as git, which has no .. in names
 # What is fetched: settings, vocabularies, and weights under the names that libraries read. No pickles, no code, and no
 # second copy of the weights in another precision.
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
