@@ -96,7 +96,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<14}{verb.summary}" for name, verb in VERBS.items())
+    commands = "\n".join(f"  {name:<14}{verb.section('').splitlines()[0]}" for name, verb in VERBS.items())
     parser = Parser(
         prog="burnish",
         usage="burnish COMMAND ...",

@@ -73,11 +73,6 @@ class Verb:
         parts = re.split(r"\n\n(Args|Examples|Returns):\n", self._signature[1])
         return dict(zip(["", *parts[1::2]], parts[::2], strict=True)).get(title, "")
 
-    @property
-    def summary(self) -> str:
-        """Its first line."""
-        return self.section("").split("\n")[0]
-
     def parser(self, name: str) -> Parser:
         """Reads its command line: an argument for each parameter of the function."""
         parser = Parser(

@@ -12,7 +12,10 @@ READ_ONLY = ("http", "https")  # to fsspec
 SECRET = re.compile(
     r"key|token|secret|password|signature|credential|^(access|auth|code|jwt|pass|passwd|pwd|sig)$", re.IGNORECASE
 )
-SECRET_NAME = re.compile(r"(api_?|\.)key$|(^|[._])token$|password$|secret$", re.IGNORECASE)  # of an option
+SECRET_NAME = re.compile(  # of an option
+    r"((access|api|private|secret)_?|\.)key$|(^|[._])token$|passw(or)?d$|secret$|credentials?$", re.IGNORECASE
+)
+SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|password|secret)[= ](?!\$)\S", re.IGNORECASE)  # in a command
 LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
 
 

@@ -1,8 +1,11 @@
-"""Errors that are shown as a message, without a traceback."""
+"""Errors that are shown as a message, without a traceback; and the log, which has warnings."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+
+log = logging.getLogger("burnish")
 
 
 class UserError(ValueError):

@@ -55,14 +55,16 @@ class HubModel:
     option: str  # by which the user named it, for messages
     files: tuple[str, ...] = ()  # that are fetched, by their names; none for those that a library reads
 
-    def download(self) -> Path:
-        """The folder in the cache; what it lacks is downloaded.
+    def folder(self) -> Path:
+        """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
 
         Raises:
             UserError: it can't be had; the message says what to do.
         """
         import huggingface_hub
 
+        if is_commit(self.revision) and (there := self.cached()) is not None:
+            return there
         with self._explained():
             index = self._found(huggingface_hub.hf_hub_download)
             commit = Path(index).parent.name
@@ -158,14 +160,6 @@ class HubModel:
                 )
         total = sum(sizes[name] for name in chosen) / 1e9
         print(f"Downloading {self.name} (commit {commit[:8]}): {len(chosen)} files, {total:.1f} GB", flush=True)
-
-    def folder(self) -> Path:
-        """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
-
-        Raises:
-            UserError: as ``download``.
-        """
-        return (self.cached() if is_commit(self.revision) else None) or self.download()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import warnings
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from burnish.utils.errors import UserError, listed
+from burnish.utils.errors import UserError, listed, log
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import understood
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Agreed = Callable[[list[str]], list[str]]
-log = logging.getLogger(__name__)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
