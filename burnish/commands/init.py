@@ -94,6 +94,8 @@ def _fitting(read: Callable[[Sequence[str]], RunConfig], words: Sequence[str]) -
             least = forecast(with_sizes(config, smallest(config)), tell)
             tried = (one.options for one in remedies(read, least, memory, tell) if one.fits)
             fits = () if least.fits(memory) else next(tried, None)
+    except UserError:
+        raise
     except Exception as error:  # a model that no forecast knows may fail in any way
         terminal.say(f"No memory forecast, and the recipe is written without: {why(error)}")
         return ()

@@ -23,7 +23,7 @@ def test_a_recipe_of_answers_fits_or_is_not_written(memory, tmp_path, monkeypatc
     place = tmp_path / "mine.yaml"
     if memory == "0.1GB":
         said = burnish("init", place, status=2).message + caplog.text
-        assert ("nothing makes it fit" in said, "--reward jpeg" in said, place.exists()) == (True, True, False)
+        assert ("nothing makes it fit" in said, "--reward=jpeg" in said, place.exists()) == (True, True, False)
         return
     assert f"burnish train {place} gpus=1" in burnish("init", place).out
     config = load(str(place))
