@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from PIL import Image
 
@@ -145,9 +145,6 @@ class Trackers(Beside):
 
 LARGEST = 32 << 20  # bytes of an image, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
-
-Kind = Literal["image", "clip", "sound"]
-KINDS: dict[str, Kind] = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
 
 
 def alarms_at(file: Path, update: int) -> list[Raised]:
