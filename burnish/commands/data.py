@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from burnish.config import load
 from burnish.config.load import recipe_names
-from burnish.config.tasks import DEFAULT, task_named
+from burnish.config.tasks import task_named
 from burnish.data.sets import FOLDER, SETS, prepare, prepared
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
@@ -85,7 +85,7 @@ def _show(source: str, overrides: Sequence[str], limit: int, recipe: str | None)
     try:
         prompts = task_named(config.task).read(config.data.train_files, config.data)
     except ConfigError as error:
-        if config.task == DEFAULT and recipe is None:
+        if config.origin is not None and config.origin.recipe == DEFAULT_RECIPE not in (source, recipe):
             error.way_out += f"; or read them as a language model's: --recipe {LANGUAGE_RECIPE}"
         raise
     for prompt in prompts[:limit]:

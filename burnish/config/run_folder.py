@@ -283,12 +283,8 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None
-    return row if is_row(row) and type(row.get(STEP)) is int else None
-
-
-def is_row(value: Any) -> bool:
-    """Whether a parsed line is metrics: numbers by name, None for missing ones."""
-    return isinstance(value, dict) and all(one is None or is_number(one) for one in value.values())
+    is_row = isinstance(row, dict) and all(one is None or is_number(one) for one in row.values())
+    return row if is_row and type(row.get(STEP)) is int else None
 
 
 def digests(config: RunConfig) -> dict[str, str]:

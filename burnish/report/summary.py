@@ -14,7 +14,7 @@ from typing import Any
 
 from burnish.alarms.actions import Action, read_actions
 from burnish.alarms.record import Raised, read_alarms
-from burnish.config.run_folder import STEP, TIME, RunFolder, is_row
+from burnish.config.run_folder import STEP, TIME, RunFolder
 from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
 from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
@@ -41,6 +41,7 @@ from burnish.report.statistics import (
 )  # fmt: skip
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.records import is_number
 from burnish.utils.terminal import duration
 
 COMPONENT = re.compile(r"val-aux/.+/([^/]+)/mean@[^/]*")  # a metric of a reward's component
@@ -265,7 +266,8 @@ def _read_reference(folder: RunFolder) -> Row | None:
     metrics: Any = None
     with suppress(OSError, ValueError):  # truncated
         metrics = parse_json(file.read_bytes()) if file.is_file() else None
-    return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None
+    known = {name: value for name, value in metrics.items() if is_number(value)} if isinstance(metrics, dict) else {}
+    return known if "guidance_scale" in known else None
 
 
 def algorithm_title(name: str) -> str:
