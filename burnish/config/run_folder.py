@@ -113,8 +113,8 @@ class RunFolder:
         places = {CLAIM, EARLIER, *(place.partition("/")[0] for place in PLACES.values())}
         for link in filter(Path.is_symlink, self.path.rglob("*")):  # the folder may come from somebody else
             first, *inner = link.relative_to(self.path).parts
-            # this is written to; further inside, trackers have links of their own
-            if first in places and (len(inner) < 2 or leads_out(link, self.path)):
+            # this is written to; further inside, libraries of trackers have links of their own
+            if first in places and (len(inner) < 2 or (first != PLACES["trackers"] and leads_out(link, self.path))):
                 raise UserError(f"{link} is a link; remove it, or put what it leads to in its place")
         import fcntl
 
