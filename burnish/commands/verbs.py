@@ -26,7 +26,10 @@ from burnish.utils.errors import UserError
 from burnish.utils.terminal import progress
 
 WIDTH = 78  # of help, for a terminal of 80 columns
-KINDS: dict[str, Any] = {"Annotated": Annotated, "Literal": Literal, "Sequence": Sequence}  # beside Python's own
+KINDS: dict[str, Any] = {
+    "Annotated": Annotated, "Literal": Literal, "Sequence": Sequence, "bool": bool, "float": float, "int": int,
+    "str": str, "tuple": tuple,
+}  # fmt: skip
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -62,7 +65,7 @@ class Verb:
             inspect.Parameter(
                 one.arg, inspect.Parameter.KEYWORD_ONLY if one in given.kwonlyargs else POSITIONAL,
                 default=inspect.Parameter.empty if default is None else ast.literal_eval(default),
-                annotation=eval(ast.unparse(one.annotation), KINDS),  # type: ignore[arg-type]
+                annotation=_type(one.annotation),
             )
             for one, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True)
         ]  # fmt: skip
@@ -110,6 +113,16 @@ def _examples(text: str) -> str:
     if max(map(len, lines)) > WIDTH:
         lines = [re.sub(r"(?<=\S) {2,}", "\n      ", line) for line in lines]
     return "\n".join(lines)
+
+
+def _type(node: Any) -> Any:
+    """An annotation, of which nothing is run."""
+    if isinstance(node, ast.BinOp):
+        return _type(node.left) | _type(node.right)
+    if isinstance(node, ast.Subscript):
+        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return KINDS[ast.unparse(node.value)][tuple(map(_type, inside))]
+    return KINDS[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], dict[str, Any]]:
