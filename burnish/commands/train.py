@@ -294,8 +294,8 @@ class RunHooks:
         unvalidated = None if self._unvalidated is None or branch else self.begun
 
         def evaluate(target: Path, guidance: float | None) -> Metrics:
-            which = "" if guidance is None else f" of the untrained model with guidance {guidance:g}"
-            with terminal.progress(f"Validation{which}") as controller.assembly.tell:
+            which = "Validation" if guidance is None else f"Validation of the untrained model, guidance {guidance:g}"
+            with terminal.progress(which) as controller.assembly.tell:
                 return controller.evaluate(target, guidance)
 
         self._validation = Validation(config, folder, evaluate)

@@ -40,6 +40,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def meant(names: Sequence[str]) -> str:
+    """A question whether one of these was meant, for the middle of a message; "" without any."""
+    return f"did you mean {' or '.join(names)}? " if names else ""
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether Python, or torch on CPU or GPU, ran out of memory."""
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)

@@ -110,10 +110,8 @@ def check_output(folder: Path, command: str, option: str = "--output") -> None:
         UserError: it is neither new nor empty, and the command has not marked it.
     """
     mark = folder / MARK
-    if not folder.is_dir():
-        return
-    linked = any(map(Path.is_symlink, folder.rglob("*")))  # the folder may come from somebody else
-    if mark.is_file() and mark.read_bytes() == command.encode() and not linked:
+    own = mark.is_file() and mark.read_bytes() == command.encode()
+    if not folder.is_dir() or (own and not any(map(Path.is_symlink, folder.rglob("*")))):  # it may be somebody else's
         return
     if any(folder.iterdir()):
         raise UserError(
