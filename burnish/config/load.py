@@ -127,8 +127,8 @@ def find_recipe(recipe: str) -> Path:
     inside = [name for name in recipe_names() if name.startswith(f"{recipe.rstrip('/')}/")]
     near = inside[:3] or difflib.get_close_matches(recipe, recipe_names(), n=1)
     raise ConfigError(
-        f"recipe is {recipe}, which does not exist; {meant(near)}give one that burnish recipes lists, such as quickstart, "
-        "or the path of a .yaml file; options come behind it"
+        f"recipe is {recipe}, which does not exist; {meant(near)}give one that burnish recipes lists, "
+        "such as quickstart, or the path of a .yaml file; options come behind it"
     )
 
 
