@@ -19,7 +19,7 @@ from pathlib import Path
 import burnish.commands.export
 import burnish.commands.train
 from burnish.config import load
-from burnish.report.statistics import REWARD
+from burnish.hooks.checkpoints import validation_reward
 from tools.tiny_vlm_data import split, write_questions
 
 ASKED = 160  # questions of each task
@@ -30,7 +30,7 @@ def curve(folder: Path, overrides: list[str]) -> dict[int, float]:
     """Validation reward by update of a run."""
     burnish.commands.train.train(load("vlm_quickstart", [*overrides, f"output_dir={folder}", "validation.every=5"]))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rewards = {int(row["training/global_step"]): REWARD.of(row) for row in rows}
+    rewards = {int(row["training/global_step"]): validation_reward(row) for row in rows}
     return {step: reward for step, reward in rewards.items() if reward is not None}
 
 

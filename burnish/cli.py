@@ -90,7 +90,7 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
-        raise UserError(f"{name!r} is not a command; {meant(near)}commands: {', '.join(VERBS)}")
+        raise UserError(f"{name!r} is not a command; {meant([repr(one) for one in near])}commands: {', '.join(VERBS)}")
     return VERBS[name].act(VERBS[name].parser(name).parse_intermixed_args(rest))
 
 

@@ -12,7 +12,6 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
-from burnish.report.statistics import REWARD
 from burnish.rl.algorithm import Metrics
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import Cancelled
@@ -107,7 +106,7 @@ class Checkpoints(Hook):
         if any(one.kind == "rewind" for one in self.decided):
             self._unsaved = None
             return
-        unfinished, score = self.validation.unfinished, REWARD.of(metrics)
+        unfinished, score = self.validation.unfinished, validation_reward(metrics)
         if self._unvalidated == update:
             if not unfinished:
                 self.saver.validated(update, score)
@@ -127,3 +126,9 @@ class Checkpoints(Hook):
     def _save(self, update: int, score: float | None, unvalidated: Metrics | None) -> None:
         self.saver.save(update, score, unvalidated)
         self._unsaved, self.early = None, False
+
+
+def validation_reward(metrics: Metrics) -> float | None:
+    """Mean validation reward over all data sources; None if this update was not validated."""
+    rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
+    return sum(rewards) / len(rewards) if rewards else None

@@ -20,11 +20,11 @@ from rich.table import Column
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, TIME, RunFolder
 from burnish.hooks import Hook
+from burnish.hooks.checkpoints import validation_reward
 from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.report.page import write_report
 from burnish.report.samples import short
-from burnish.report.statistics import REWARD
 from burnish.tasks.sample_files import write_index
 from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
@@ -296,7 +296,7 @@ class ReportWriter(Hook):
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         begun = time.monotonic()
-        if REWARD.of(metrics) is None or begun < self._next:
+        if validation_reward(metrics) is None or begun < self._next:
             return
         try:
             write_report(self.folder)
@@ -386,7 +386,7 @@ class Progress(Hook):
 
 def _validation(metrics: dict[str, float]) -> str:
     """Result of a validation, such as ``validation 0.912, maj@8 0.934 (exact 0.804)``; "" if there was none."""
-    reward, exact = REWARD.of(metrics), [v for k, v in metrics.items() if EXACT.fullmatch(k)]
+    reward, exact = validation_reward(metrics), [v for k, v in metrics.items() if EXACT.fullmatch(k)]
     if reward is None:
         return ""
     text = f"validation {_number(reward)}"
