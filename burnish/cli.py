@@ -14,7 +14,7 @@ from burnish import __version__
 from burnish.commands.verbs import VERBS, Parser
 from burnish.hooks import EXIT_INTERRUPTED, ignore_further_signals
 from burnish.utils.addresses import redacted
-from burnish.utils.errors import UserError, out_of_memory
+from burnish.utils.errors import UserError, meant, out_of_memory
 from burnish.utils.terminal import console, message, prepare
 
 EXIT_CODES = """\
@@ -90,13 +90,12 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"{name!r} is not a command; {hint}commands: {', '.join(VERBS)}")
+        raise UserError(f"{name!r} is not a command; {meant([repr(one) for one in near])}commands: {', '.join(VERBS)}")
     return VERBS[name].act(VERBS[name].parser(name).parse_intermixed_args(rest))
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<14}{verb.summary}" for name, verb in VERBS.items())
+    commands = "\n".join(f"  {name:<14}{verb.section('').splitlines()[0]}" for name, verb in VERBS.items())
     parser = Parser(
         prog="burnish",
         usage="burnish COMMAND ...",

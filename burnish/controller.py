@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,8 +20,7 @@ from burnish.tasks.assembly import check_layers
 from burnish.tasks.evaluate import run_anew
 from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
-
-log = logging.getLogger(__name__)
+from burnish.utils.errors import log
 
 
 class Controller:

@@ -28,7 +28,7 @@ import pydantic.fields
 import pydantic_core
 
 from burnish.utils.contracts import arguments, summary, unfulfilled
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, meant
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
@@ -166,8 +166,7 @@ def lookup(kind: str, name: str) -> Any:
     if known(kind, name):
         return KINDS[kind].entries[name]
     near = difflib.get_close_matches(name, KINDS[kind].entries, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{kind} {name!r} is not known.{hint} Known: {', '.join(names(kind))}")
+    raise ValueError(f"{kind} {name!r} is not known; {meant(near)}known: {', '.join(names(kind))}")
 
 
 def named(kind: str, name: Any) -> Any:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from burnish.config import load
 from burnish.config.hub import with_models
@@ -16,9 +17,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SIDE = 384
 TEXT = "HELLO"
@@ -89,7 +87,6 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
 def _images() -> dict[str, np.ndarray]:
     """Made ones, by what they show: uint8 [H, W, 3]; that with text is wider than high."""
     import matplotlib
-    import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), SIDE // 3)
@@ -166,7 +163,6 @@ def _attack(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prom
 
 def _cheats(honest: np.ndarray, prompt: Prompt) -> dict[str, np.ndarray]:
     """Images that nobody asked for: empty ones, the prompt's words, the honest one repeated and sharpened."""
-    import numpy as np
     from PIL import Image, ImageDraw, ImageFilter
 
     image, text = Image.fromarray(honest), Image.new("RGB", (SIDE, SIDE), "white")
@@ -182,7 +178,6 @@ def _cheats(honest: np.ndarray, prompt: Prompt) -> dict[str, np.ndarray]:
 
 def _searched(reward: Reward, prompt: Prompt) -> float:
     """The best score of a short search from grey on: uphill by gradients, or among coloured cells that are redrawn."""
-    import numpy as np
     import torch
 
     if reward.has_gradients():

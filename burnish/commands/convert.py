@@ -34,7 +34,7 @@ from burnish.config.tasks import task_named
 from burnish.config.yaml_text import at, nest, parse, show
 from burnish.registry import fields
 from burnish.utils import terminal
-from burnish.utils.addresses import HIDDEN
+from burnish.utils.addresses import HIDDEN, SECRET_NAME
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
@@ -60,7 +60,6 @@ FEW = 3  # names of a project that a file has at least
 OFF = (None, False, 0, "", "none", "no")
 MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
 NO_COUNTERPART = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of a formula
-SECRET_NAME = re.compile(r"(api_?|\.)key$|(^|_)token$|password$|secret$", re.IGNORECASE)  # whose value is not repeated
 
 
 def convert(file: str, *, project: str | None = None, output: str | None = None) -> int:

@@ -13,11 +13,11 @@ from burnish.config.tasks import task_named
 from burnish.data.sets import FOLDER, SETS, prepare, prepared
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
-from burnish.utils.errors import UserError
+from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import checked_path
 
-DEFAULT_RECIPE = "quickstart"  # whose keys a file is read by, unless said otherwise
+DEFAULT_RECIPE, LANGUAGE_RECIPE = "quickstart", "vlm_quickstart"  # by the keys of the first, unless said otherwise
 
 
 def data(
@@ -82,7 +82,12 @@ def _show(source: str, overrides: Sequence[str], limit: int, recipe: str | None)
         path = str(prepared(source)) if source in SETS else source
         task = SETS[source].recipe if source in SETS else DEFAULT_RECIPE
         config = load(recipe or task, [f"data.train_files={json.dumps(path)}", *overrides])
-    prompts = task_named(config.task).read(config.data.train_files, config.data)
+    try:
+        prompts = task_named(config.task).read(config.data.train_files, config.data)
+    except ConfigError as error:
+        if config.origin is not None and config.origin.recipe == DEFAULT_RECIPE not in (source, recipe):
+            error.way_out += f"; or read them as a language model's: --recipe {LANGUAGE_RECIPE}"
+        raise
     for prompt in prompts[:limit]:
         terminal.say("\n".join([*_lines(prompt), ""]))
     terminal.say(f"{len(prompts[:limit])} of {terminal.counted(len(prompts), 'records')}")

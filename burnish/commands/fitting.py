@@ -191,7 +191,7 @@ def _foreteller(file: str) -> Callable[..., Any]:
     try:
         first = forecast(with_sizes(config, candidates(config)[0]))
     except Exception as error:
-        raise RuntimeError(_why(error)) from None
+        raise RuntimeError(why(error)) from None
     chosen = cache(partial(choose, config, first=first))
 
     def answer(memory: int, seconds: float | None = None) -> Any:
@@ -205,12 +205,12 @@ def _foreteller(file: str) -> Callable[..., Any]:
                     break
             return tried
         except Exception as error:
-            return _why(error)
+            return why(error)
 
     return answer
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
     """A model that no forecast knows may fail in any way."""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return terminal.cut(kind + " ".join(str(error).split()), SHOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from burnish.config.load import context_of, recipe_names
 from burnish.config.yaml_text import merge, nest, read_overrides, show
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, log
 from burnish.utils.reading import checked_path
 
 
@@ -54,10 +55,9 @@ def init(
     train = train or _ask("train", "File of training prompts")
     val = val or _ask("val", "File of validation prompts", "none")
     reward = reward or _ask("reward", "Reward, a name or FILE.py:FUNCTION")
-    words = [
-        f"gpus={gpus or _ask('gpus', 'GPUs', '1')}",
-        f"memory={memory or _ask('memory', 'Memory of each', '80GB')}",
-    ]
+    machine = {"gpus": gpus or _ask("gpus", "GPUs", "1"), "memory": memory or _ask("memory", "Memory of each", "80GB")}
+    words = [f"{name}={value}" for name, value in machine.items()]
+    answers = {"model": model, "like": like, "train": train, "val": val, "reward": reward, **machine}
     tree: dict[str, Any] = {
         "extends": like, "model": {"path": model}, "output_dir": f"runs/{place.stem}",
         "data": {"train_files": train, "val_files": None if val == "none" else val},
@@ -73,6 +73,10 @@ def init(
         read(())
     except BaseException:
         place.unlink(missing_ok=True)
+        log.warning(
+            "%s is not written; to give the same answers again: %s", place,
+            shlex.join(["burnish", "init", file, *(f"--{name}={answer}" for name, answer in answers.items())]),
+        )  # fmt: skip
         raise
     terminal.say(f"{place} is written; next:\n  burnish config {place} --changed\n  burnish train {place} {words[0]}")
     return 0
@@ -81,14 +85,20 @@ def init(
 def _fitting(read: Callable[[Sequence[str]], RunConfig], words: Sequence[str]) -> Sequence[str]:
     """Options with which a run fits."""
     with terminal.loading_pytorch():
-        from burnish.commands.fitting import LARGER
+        from burnish.commands.fitting import LARGER, why
         from burnish.plan.advice import remedies
         from burnish.plan.forecast import forecast
     config, memory = read(()), read_machine(words)[0].memory or 0
-    with terminal.progress("Forecasting") as tell:
-        least = forecast(with_sizes(config, smallest(config)), tell)
-        tried = (one.options for one in remedies(read, least, memory, tell) if one.fits)
-        fits = () if least.fits(memory) else next(tried, None)
+    try:
+        with terminal.progress("Forecasting") as tell:
+            least = forecast(with_sizes(config, smallest(config)), tell)
+            tried = (one.options for one in remedies(read, least, memory, tell) if one.fits)
+            fits = () if least.fits(memory) else next(tried, None)
+    except UserError:
+        raise
+    except Exception as error:  # a model that no forecast knows may fail in any way
+        terminal.say(f"No memory forecast, and the recipe is written without: {why(error)}")
+        return ()
     if fits is None:
         raise UserError(f"{'; '.join(pool.why(memory) for pool in least.pools)}; nothing makes it fit: {LARGER}")
     return fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from burnish.hooks import EXIT_STOPPED, StopRequest, end_with_parent
+from burnish.hooks import EXIT_STOPPED, StopRequest
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, ConfigError, UserError
 
@@ -48,7 +49,9 @@ def train(recipe: str, overrides: Sequence[str] = (), *, sweep: bool = False) ->
         return train_all(recipe, members)
     parent = os.environ.pop("BURNISH_SWEEP", None)
     if parent is not None:
-        end_with_parent(int(parent))
+        from burnish.utils.supervisor import when_parent_ends
+
+        when_parent_ends(int(parent), lambda: os.kill(os.getpid(), signal.SIGTERM))
     with StopRequest() as stop:
         try:
             with stop.cancellable():

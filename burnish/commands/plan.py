@@ -117,9 +117,9 @@ def _show_seconds(pool: PoolForecast, speed: Speed) -> None:
     if not pool.work:
         return
     each = f"{speed.tflops:g} TFLOP/s, {speed.bandwidth:g} GB/s, {speed.launch:g} µs a kernel"
-    terminal.say((f"seconds of an update on each GPU, at {each}", "bold"))
     if several := any(work[INSIDE] or work[BETWEEN] for work in pool.work.values()):
         each += f"; from others {speed.nvlink:g} GB/s in a machine, {speed.network:g} GB/s between machines"
+    terminal.say((f"seconds of an update on each GPU, at {each}", "bold"))
     names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels", *(["GB received"] if several else []))
     terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))
     for phase, work in pool.work.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -17,12 +16,10 @@ from burnish.types.media import Kind, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, log
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import PREFIX, check_output, resolve
 from burnish.utils.reading import checked_path
-
-log = logging.getLogger(__name__)
 
 LIST = "samples.jsonl"
 OPTION = re.compile(r"[a-z]\w*(\.\w+)+=\S+")  # as train and eval take them
@@ -90,6 +87,7 @@ def sample(
         "num_frames": frames,
     }  # fmt: skip
     check_output(checked_path(output, "--output"), "sample")
+    shown = tuple(given_media(path, "image") for path in images)  # before PyTorch is loaded
     changes = {name: value for name, value in wanted.items() if value is not None}
     options = [] if frames is None else [f"rollout.num_frames={frames}"]  # for which the model is loaded
     assembly, _ = open_model(source, overrides=options) or open_run(source, options)
@@ -107,7 +105,10 @@ def sample(
             "burnish export a run scores with it by rewards.reward_model.path"
         )
     given: dict[Kind, Sequence[str]] = {"image": images, "video": videos, "audio": audios}
-    media = {kind: tuple(given_media(path, kind) for path in paths) for kind, paths in given.items()}
+    media: dict[Kind, tuple[Media, ...]] = {
+        kind: shown if kind == "image" else tuple(given_media(path, kind) for path in paths)
+        for kind, paths in given.items()
+    }
     if generates:
         asked = _prompts(config, [Prompt(text=text, images=media["image"]) for text in prompts], prompt_file)
     else:

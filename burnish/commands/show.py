@@ -63,7 +63,7 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
     if (stated := hardware_of(recipe)) and read_machine(options)[0].gpus is None:
         terminal.say((f"\n# {made_for(recipe, stated)}", "dim"))
     lacking = None if has_driver() else hardware_complaint(resolved)  # to count GPUs, PyTorch has to be loaded
-    problems = [*([lacking] if lacking else []), *disk_problems(resolved, reads=False)]
+    problems = [*([lacking] if lacking else []), *disk_problems(resolved)]
     if problems:
         terminal.say(("\n# Before burnish train can start here:", "bold yellow"))
     for problem in problems:

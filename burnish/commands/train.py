@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import math
 import shlex
 from collections.abc import Callable
@@ -54,10 +53,8 @@ from burnish.rl.algorithm import Metrics
 from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
-from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.errors import Cancelled, UserError, log
 from burnish.utils.paths import holds_run
-
-log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, stop: StopRequest | None = None) -> int:
@@ -297,7 +294,8 @@ class RunHooks:
         unvalidated = None if self._unvalidated is None or branch else self.begun
 
         def evaluate(target: Path, guidance: float | None) -> Metrics:
-            with terminal.progress("Validation") as controller.assembly.tell:
+            which = "Validation" if guidance is None else f"Validation of the untrained model, guidance {guidance:g}"
+            with terminal.progress(which) as controller.assembly.tell:
                 return controller.evaluate(target, guidance)
 
         self._validation = Validation(config, folder, evaluate)

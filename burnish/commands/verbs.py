@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
 import math
 import os
@@ -38,8 +39,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         dashed = re.match(r"unrecognized arguments: --([a-z][\w.-]*)(?:[= ](\S+))?", message)
-        hint = ""
-        if dashed and any(action.dest == "overrides" for action in self._actions):
+        near = difflib.get_close_matches(f"--{dashed[1]}", self._option_string_actions, 1, 0.8) if dashed else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        if dashed and not near and any(action.dest == "overrides" for action in self._actions):
             hint = f"; an option of the run is given without dashes, as {dashed[1]}={dashed[2] or 'VALUE'}"
         raise UserError(f"{message}{hint}; '{self.prog} --help' shows examples")
 
@@ -74,11 +76,6 @@ class Verb:
         parts = re.split(r"\n\n(Args|Examples|Returns):\n", self._signature[1])
         return dict(zip(["", *parts[1::2]], parts[::2], strict=True)).get(title, "")
 
-    @property
-    def summary(self) -> str:
-        """Its first line."""
-        return self.section("").split("\n")[0]
-
     def parser(self, name: str) -> Parser:
         """Reads its command line: an argument for each parameter of the function."""
         parser = Parser(
@@ -102,7 +99,8 @@ class Verb:
     def act(self, args: argparse.Namespace) -> int:
         """Call the function."""
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow those beside them
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of every class that wants torchvision
+        for library in ("TRANSFORMERS", "DIFFUSERS"):  # they warn of classes that want torchvision, and of long prompts
+            os.environ.setdefault(f"{library}_VERBOSITY", "error")
         module, _, name = self.place.partition(":")
         with progress(self.says.format(**vars(args))) if self.says else nullcontext():
             function = getattr(import_module(f"burnish.commands.{module}"), name)

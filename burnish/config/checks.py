@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.yaml_text import show
 from burnish.registry import MayChange, ReadIf, fields
+from burnish.utils.addresses import SECRET_FLAG, SECRET_NAME, secret_in
+from burnish.utils.json_text import flattened
+from burnish.utils.user_code import names_code
 
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
@@ -51,6 +54,11 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
         own = [(mark, path, section) for mark in field.metadata if isinstance(mark, ReadIf)]
         marks = own if any(not mark.option for mark, *_ in own) else [*above, *own]
         inner = dict(_sections(value, option))
+        for place, leaf in flattened({option: value}) if isinstance(value, dict) and not inner else ():
+            if isinstance(leaf, str) and not names_code(leaf):
+                held = secret_in(leaf) or "a secret" * bool(SECRET_NAME.search(place) or SECRET_FLAG.search(leaf))
+                if held:
+                    yield f"{place} holds {held}, which would be saved; set a variable of the environment in its place"
         for place, one in inner.items():
             yield from _problems(run, one, f"{place}.", given, marks)
         unread = next((one for one in marks if not _holds(one, run)), None)

@@ -27,15 +27,16 @@ def check_disk(config: RunConfig) -> None:
     Raises:
         ConfigError: with all problems.
     """
-    problems = disk_problems(config)
-    if problems:
+    if problems := disk_problems(config):
         raise ConfigError(problems)
+    if not is_address(config.model.path):  # what is there is seen when it is fetched
+        config.check_model(model_folder(config.model.path, index=config.model_index))  # imports PyTorch
 
 
-def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
-    """What keeps a run from starting on this machine; ``reads`` the files of its model too, which imports PyTorch."""
+def disk_problems(config: RunConfig) -> list[str]:
+    """What keeps a run from starting on this machine, as far as that is known without reading its model's files."""
     checks: list[Callable[[RunConfig], Iterable[str] | None]] = [
-        machine_complaints, partial(_model, reads), *(partial(_prompts, option) for option in config.prompt_files),
+        machine_complaints, _model, *(partial(_prompts, option) for option in config.prompt_files),
         lambda config: check_template(config.data.template), _rewards, _output, _resume, _libraries,
     ]  # fmt: skip
     problems: list[str] = []
@@ -60,17 +61,15 @@ def _libraries(config: RunConfig) -> Iterator[str]:
             yield f"{option} is {address}, {complaint}"
 
 
-def _model(reads: bool, config: RunConfig) -> None:
-    if is_address(config.model.path):  # what is there is seen when it is fetched
+def _model(config: RunConfig) -> None:
+    if is_address(config.model.path):
         return
     if (model := missing_model(config)) is not None:
         raise UserError(_not_here("model.path", model))
     try:
-        found = model_folder(config.model.path, index=config.model_index)
+        model_folder(config.model.path, index=config.model_index)
     except UserError as error:
         raise UserError(str(error) if "model." in str(error) else f"model.path: {error}") from None
-    if reads:
-        config.check_model(found)
 
 
 def _not_here(option: str, model: HubModel) -> str:

@@ -14,6 +14,8 @@ from burnish.config.hardware import KEY, Machine
 from burnish.config.names import Context, members_of, options_of
 from burnish.config.yaml_text import brief, nest, show
 from burnish.registry import CHOICE, explanation, fields, names
+from burnish.utils.errors import meant
+from burnish.utils.user_code import names_code
 
 # what pydantic calls one of the types that an option may have, behind the option's name
 _TYPE = re.compile(r"str|bool|int|float|constrained-\w+|[\w-]+\[.*\]")
@@ -126,7 +128,8 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
         without = f", or {option}=null" if type(None) in members_of(context.options.get(option, ((), None))[0]) else ""
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}{without}"
     if (other := another_task(details["kind"], name)) is None:
-        return wrong_choice(key, name, choices)
+        of_users = isinstance(value, dict) and names_code(str(value.get("path")))
+        return wrong_choice(key, name, choices) + f"; a function of yours takes {key}=function" * of_users
     return (
         f"{key} is {name}, which belongs to task {other}, but this run's is {fields(context.config)['task'].default}; "
         f"set task={other}, or choose one of {', '.join(choices)}"
@@ -148,8 +151,7 @@ def wrong_choice(option: str, value: Any, choices: Sequence[str]) -> str:
     """``value`` is none of ``choices``."""
     word = str(value).lower()
     near = [one for one in choices if word in one.split("_")] or difflib.get_close_matches(word, choices, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{option} is {brief(value)}; {hint}it must be one of {', '.join(choices)}"
+    return f"{option} is {brief(value)}; {meant(near[:1])}it must be one of {', '.join(choices)}"
 
 
 def unknown(location: list[str], value: Any, context: Context) -> str:
@@ -182,9 +184,8 @@ def _nearest(location: Sequence[str], known: Sequence[str]) -> str:
     siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
     same_name = [one for one in known if one.rpartition(".")[2] == leaf]
     close = difflib.get_close_matches(leaf, siblings, n=1) if section == ".".join(location[:-1]) else []
-    if meant := [".".join([*location[:-1], one]) for one in close] or near or same_name:
-        return f"did you mean {' or '.join(meant)}?"
-    return f"{section or 'a recipe'} has: {', '.join(siblings) or 'no options'}"
+    names = [".".join([*location[:-1], one]) for one in close] or near or same_name
+    return meant(names).rstrip() or f"{section or 'a recipe'} has: {', '.join(siblings) or 'no options'}"
 
 
 def _owner(location: Sequence[str], context: Context) -> str:

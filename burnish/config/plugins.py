@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from burnish.config.yaml_text import at, merge, nest, show
+from burnish.utils.addresses import is_address
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import PREFIX
 from burnish.utils.user_code import absolute, load_module, names_code, reason
@@ -36,15 +37,14 @@ def open_plugins(plugins: Any) -> list[str]:
     return [absolute(where) for where in plugins]
 
 
-PROGRAMS = {"plugins", "command", "python", "servers"}  # options that hold modules or programs, by whatever name
-SERVERS = ("http://", "https://")
+PROGRAMS = {"plugins", "command", "python", "servers", "trackers"}  # hold modules, programs or services, by any name
 
 
 def uses(tree: Any, *place: str) -> Iterator[tuple[str, str]]:
-    """Code, programs and servers that a recipe's text names wherever it may: each option, and its value."""
+    """Code, programs and addresses that a recipe's text names wherever it may: each option, and its value."""
     if isinstance(tree, str):
         code = names_code(tree) and not tree.startswith(PREFIX)
-        if code or tree.startswith(SERVERS) or PROGRAMS.intersection(place):
+        if code or is_address(tree) or PROGRAMS.intersection(place):
             yield ".".join(place), tree
     elif isinstance(tree, Mapping | list):
         for name, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):

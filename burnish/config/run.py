@@ -35,7 +35,7 @@ from burnish.options.cluster import AsyncRolloutOptions, PoolsOptions, RayOption
 from burnish.registry import MayChange, ReadIf, fields, names, options
 from burnish.rewards.mixing import MixingOptions, component_names
 from burnish.rl.algorithm import Algorithm
-from burnish.utils.addresses import SECRET, address_complaint, is_address, secret_in
+from burnish.utils.addresses import address_complaint, is_address
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
 
@@ -66,16 +66,6 @@ class TrackerOptions:
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of what opens the run, by name: entity and group of wandb.init, workspace of swanlab.init,
     space_id of trackio.init, tracking_uri of MlflowClient, and so on."""
-
-    def contradictions(self, run: RunConfig) -> Rules:
-        return [
-            (
-                SECRET.search(name) or (isinstance(value, str) and secret_in(value)),
-                f"arguments has {name} with a secret, which would be saved; set the library's variable of the "
-                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD",
-            )
-            for name, value in self.arguments.items()
-        ]
 
 
 @options

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import logging
 import os
 import shutil
 import socket
@@ -21,7 +19,7 @@ from burnish.config.plugins import chosen_by_path, portable, uses
 from burnish.config.text import to_dict
 from burnish.config.yaml_text import show
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line, listed
+from burnish.utils.errors import UserError, first_line, listed, log
 from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -30,6 +28,7 @@ from burnish.utils.paths import (
     CHECKPOINTS,
     CLAIM,
     CONFIG,
+    EARLIER,
     KEPT,
     METRICS,
     VALIDATED,
@@ -38,9 +37,8 @@ from burnish.utils.paths import (
     holds_run,
 )
 from burnish.utils.reading import checked_path, read_file
+from burnish.utils.records import is_number, leads_out
 from burnish.utils.user_code import code_of, names_code
-
-log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
 TIME = "perf/total_time"  # seconds of all updates and of the validations between them
@@ -95,7 +93,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All valid lines of metrics.jsonl; one that was truncated when a run was killed is left out."""
-        lines = read_file(self.metrics).splitlines() if self.metrics.exists() else []
+        lines = read_file(self.metrics).splitlines() if self.metrics.is_file() else []
         rows = list(map(read_row, lines))
         if damaged := [str(number) for number, row in enumerate(rows, 1) if row is None]:
             log.warning("%s: line %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
@@ -112,10 +110,12 @@ class RunFolder:
         check_run_folder(str(self.path))
         if not self.path.is_dir():
             return
-        places = [self.path / place.partition("/")[0] for place in (CLAIM, *PLACES.values())]
-        for place in itertools.chain(places, *(place.glob("*") for place in places)):
-            if place.is_symlink():  # the folder may come from somebody else, and this is written to
-                raise UserError(f"{place} is a link; remove it, or put what it leads to in its place")
+        places = {CLAIM, EARLIER, *(place.partition("/")[0] for place in PLACES.values())}
+        for link in filter(Path.is_symlink, self.path.rglob("*")):  # the folder may come from somebody else
+            first, *inner = link.relative_to(self.path).parts
+            # this is written to; further inside, libraries of trackers have links of their own
+            if first in places and (len(inner) < 2 or (first != PLACES["trackers"] and leads_out(link, self.path))):
+                raise UserError(f"{link} is a link; remove it, or put what it leads to in its place")
         import fcntl
 
         with writing(self.path):
@@ -217,7 +217,8 @@ class RunFolder:
             raise UserError(
                 f"output_dir is {config.output_dir}, whose run was started with other options (then -> now):"
                 + "".join(f"\n  {line}" for line in differing)
-                + "\ngive the same options to resume it, or another output_dir to start a new run"
+                + "\ngive the same options to resume it, or another output_dir to start a new run, or to go on from "
+                f"this one with resume={self.checkpoints}/NUMBER"
                 + (hint if length and before.steps != config.steps else "")
             )
 
@@ -236,8 +237,12 @@ class RunFolder:
         )  # fmt: skip
 
     def _before(self, config: RunConfig) -> RunConfig:
-        """The configuration that this folder's run was started with; plugins may have moved since."""
-        return load(str(self.config), [f"plugins={json.dumps(config.plugins)}"])
+        """The configuration that this folder's run was started with; files of code may have moved since."""
+        theirs = dict(used_by(str(self.config)))
+        # of a class with the same name in another file ours is taken: theirs may be somebody else's code
+        classes = {".".join(place): name for place, _, name in chosen_by_path(to_dict(config))}
+        ours = {"plugins": config.plugins} | {option: name for option, name in classes.items() if option in theirs}
+        return load(str(self.config), [f"{option}={json.dumps(value)}" for option, value in ours.items()])
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
@@ -246,7 +251,7 @@ class RunFolder:
         if not files:
             return
         attempt = 1
-        while (archive := self.path / "earlier" / str(attempt)).exists():
+        while (archive := self.path / EARLIER / str(attempt)).exists():
             attempt += 1
         archive.mkdir(parents=True)
         for file in files:
@@ -276,12 +281,8 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         row = parse_json(line)
     except ValueError:
         return None
-    return row if is_row(row) and type(row.get(STEP)) is int else None
-
-
-def is_row(value: Any) -> bool:
-    """Whether a parsed line is metrics: numbers by name, None for missing ones."""
-    return isinstance(value, dict) and all(one is None or type(one) in (int, float) for one in value.values())
+    is_row = isinstance(row, dict) and all(one is None or is_number(one) for one in row.values())
+    return row if is_row and type(row.get(STEP)) is int else None
 
 
 def digests(config: RunConfig) -> dict[str, str]:

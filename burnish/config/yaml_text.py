@@ -12,8 +12,6 @@ import yaml
 from burnish.utils.errors import ConfigError
 from burnish.utils.json_text import flattened
 
-LARGEST = 1 << 20  # characters of a recipe in the folder of a run
-
 _FLOAT = re.compile(
     r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )

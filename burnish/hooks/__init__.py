@@ -190,17 +190,6 @@ def _print(text: str) -> None:
         os.write(2, text.encode())
 
 
-def end_with_parent(parent: int) -> None:
-    """Stop as after SIGTERM once the process that started this one is gone, however it ended."""
-
-    def follow() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 def ignore_further_signals() -> None:
     """Keep the exit code of a command that has finished."""
     for number in SIGNALS:

@@ -17,7 +17,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from accelerate import PartialState
 from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, TensorBoardTracker, TrackioTracker
@@ -25,12 +25,10 @@ from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
 from burnish.alarms.record import Raised
-from burnish.hooks.trackers import KINDS, file_of, gif, output_of, playable, sendable, title_of
+from burnish.config.tasks import FILES
+from burnish.hooks.trackers import Delivery, file_of, gif, output_of, playable, sendable, title_of
 from burnish.report.samples import Sample
 from burnish.utils.json_text import flattened
-
-if TYPE_CHECKING:
-    from burnish.hooks.trackers import Delivery
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
 COLUMNS = ("step", "input", "output", "score")  # of that table
@@ -83,9 +81,9 @@ def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> An
     if file is None:
         return None
     caption = f"{score} | {sample.prompt}"
-    if KINDS[file.suffix] == "image":
+    if FILES[file.suffix] == "image":
         return library.Image(str(file), caption=caption)
-    if KINDS[file.suffix] == "clip":
+    if FILES[file.suffix] == "clip":
         return clip(file, caption)
     if library.__name__ != "trackio" and find_spec("soundfile") is None:  # which they don't require, and read them by
         return None
@@ -124,7 +122,7 @@ class Wandb(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import wandb
 
-        prompts = [[file for file in sendable(sample.shown[:1]) if KINDS[file.suffix] == "image"] for sample in samples]
+        prompts = [[file for file in sendable(sample.shown[:1]) if FILES[file.suffix] == "image"] for sample in samples]
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         media = [_media(wandb, sample, self._clip) for sample in samples]
@@ -255,7 +253,7 @@ class Clearml(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None:
-                report = self._log.report_image if KINDS[file.suffix] == "image" else self._log.report_media
+                report = self._log.report_image if FILES[file.suffix] == "image" else self._log.report_media
                 report(SAMPLES, str(index), iteration=step, local_path=str(file))
         self._log.report_table(
             GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
@@ -312,7 +310,7 @@ class Mlflow(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
-            if (file := file_of(sample)) is not None and KINDS[file.suffix] == "image":
+            if (file := file_of(sample)) is not None and FILES[file.suffix] == "image":
                 self._client.log_image(self.id, Image.open(file, formats=["PNG"]), key=f"{SAMPLES}/{index}", step=step)
             elif file is not None:
                 self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
@@ -357,7 +355,7 @@ class Tensorboard(Library):
             row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
             rows.append("\n\n".join(f"**{name}**\n\n{indent(text, CODE)}" for name, text in row.items() if text))
             files = {} if file is None else {f"{SAMPLES}/{index}": file}
-            images = [shown for shown in sendable(sample.shown) if KINDS[shown.suffix] == "image"]
+            images = [shown for shown in sendable(sample.shown) if FILES[shown.suffix] == "image"]
             files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(images)}
             for tag, shown in files.items():
                 self._show(step, tag, shown)
@@ -370,8 +368,8 @@ class Tensorboard(Library):
     def _show(self, step: int, tag: str, file: Path) -> None:
         """A file as it is; a clip as a GIF."""
         kind = import_module("tensorboard.compat.proto.summary_pb2").Summary
-        content = gif(file) if KINDS[file.suffix] == "clip" else file.read_bytes()
-        if KINDS[file.suffix] == "sound":
+        content = gif(file) if FILES[file.suffix] == "clip" else file.read_bytes()
+        if FILES[file.suffix] == "sound":
             with wave.open(str(file), "rb") as sound:
                 value = kind.Value(tag=tag, audio=kind.Audio(
                     sample_rate=sound.getframerate(), num_channels=sound.getnchannels(),

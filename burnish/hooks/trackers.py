@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from PIL import Image
 
@@ -23,9 +22,8 @@ from burnish.report.media import read_medium
 from burnish.report.samples import Sample, read_samples
 from burnish.utils.addresses import one_line, redacted
 from burnish.utils.disk import write_atomically
+from burnish.utils.errors import log
 from burnish.utils.json_text import parse_json
-
-log = logging.getLogger(__name__)
 
 QUIET = {  # the terminal is the run's
     "WANDB_SILENT": "true", "GRADIO_ANALYTICS_ENABLED": "False", "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -147,9 +145,6 @@ class Trackers(Beside):
 
 LARGEST = 32 << 20  # bytes of an image, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
-
-Kind = Literal["image", "clip", "sound"]
-KINDS: dict[str, Kind] = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
 
 
 def alarms_at(file: Path, update: int) -> list[Raised]:

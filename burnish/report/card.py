@@ -235,4 +235,4 @@ def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
         prompt["shown"] = list(filter(None, map(added, prompt["shown"])))
         for side in prompt["sides"]:
             side["file"] = added(side["file"]) if side.get("file") else None
-    return {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}
+    return {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same * bool(run.before and run.after)}

@@ -44,7 +44,7 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
     """Everything but curves, samples and prompts."""
     return {
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
-        "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
+        "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same * bool(run.before and run.after),
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [dict(zip(("kind", "word"), WORDS[kind], strict=True), text=text) for kind, text in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
@@ -119,7 +119,9 @@ def numbers(run: Summary) -> dict[str, Any]:
         failed = any(row.get("val-aux/missing") == 1 for row in run.rows)
         why = "No reward of any validation could be computed" if failed else "There is no validation yet"
         return {"why": f"{why}, so there is nothing to compare."}
-    heads = ["before", f"after {counted(last[STEP], 'updates')}", "change"] if run.after else ["before training"]
+    heads = ["before" if run.after else "before training"] * bool(run.before)
+    if run.after:
+        heads += [f"after {counted(last[STEP], 'updates')}", *["change"] * bool(run.before)]
     if run.reference is not None:
         twice = ", twice the cost" if run.config.get("rollout", {}).get("guidance_scale") == 1 else ""
         heads.append(f"untrained, guidance {run.reference['guidance_scale']:g}{twice}")
@@ -139,9 +141,10 @@ def _moved(run: Summary) -> str:
 
 def _row(run: Summary, measure: Measure) -> dict[str, Any]:
     wanted = {1: "higher is better", -1: "lower is better", 0: measure.about}[measure.better]
-    cells = [{"text": measure.show(measure.of(run.before))}]
+    cells = [{"text": measure.show(measure.of(run.before))}] if run.before else []
     if run.after:
-        cells += [{"text": measure.show(measure.of(run.after)), "kind": "now"}, _change(run.change(measure))]
+        cells += [{"text": measure.show(measure.of(run.after)), "kind": "now"}]
+        cells += [_change(run.change(measure))] if run.before else []
     if run.reference is not None:
         cells.append({"text": measure.show(measure.of(run.reference))})
     return {"title": measure.title, "note": wanted, "cells": cells}

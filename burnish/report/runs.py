@@ -12,13 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError, create_model
+
 from burnish.config.run_folder import STEP, TIME, RunFolder, read_row
 from burnish.config.yaml_text import parse
 from burnish.report.samples import cut, each_sample, newest, read_prompts, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened
-from burnish.utils.paths import CLAIM, CONFIG, METRICS
+from burnish.utils.paths import CLAIM, CONFIG, FOLDERS, METRICS
 from burnish.utils.reading import read_text
 from burnish.utils.records import cached, is_number, leads_out, stamp
 
@@ -26,22 +28,23 @@ LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
 MOST_RUNS = 1000  # of which something is kept in memory
 QUIET = 300.0  # seconds without a line after which a run whose lock can't be seen counts as stopped
-WITHIN = {
-    "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
-    "alarms", "trackers",
-}  # fmt: skip
 REWARDS = re.compile(rb'"val-core/[^\n]*')  # in a line to its end
 LAST = 1 << 16  # bytes in which the last lines are
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
 NOTES, MOST_NOTED = "notes.md", 2000  # what a person wrote about a run, and characters of it that are shown
-NONE = type(None)
-OPTIONS: dict[str, tuple[type, ...]] = {  # that a report reads, with their types
-    "model.path": (str,), "data.train_batch_size": (int,), "rollout.n": (int,), "algorithm.name": (str,),
-    "rollout.guidance_scale": (int, float, NONE), "task": (str, NONE), "steps": (int, NONE), "output_dir": (str, NONE),
-    "model.lora": (dict, NONE), "rewards": (dict, NONE), "optimizer": (dict, NONE), "checkpoint": (dict, NONE),
-}  # fmt: skip
+_MODEL: Any = create_model
+_REWARD = _MODEL("Reward", weight=(float | None, None), weight_by=(dict[str, Any] | None, None))
+_RUN = _MODEL(  # options that a report reads, with their types
+    "Run", task=(str | None, None), steps=(int | None, None), output_dir=(str | None, None),
+    model=(_MODEL("Model", path=(str, ...), lora=(_MODEL("Lora", rank=(int, ...)) | None, None)), ...),
+    data=(_MODEL("Data", train_batch_size=(int, ...)), ...), algorithm=(_MODEL("Algorithm", name=(str, ...)), ...),
+    rollout=(_MODEL("Rollout", n=(int, ...), guidance_scale=(float | None, None)), ...),
+    rewards=(dict[str, _REWARD | None] | None, None),  # type: ignore[valid-type]
+    checkpoint=(dict[str, Any] | None, None),
+    optimizer=(_MODEL("Optimizer", lr=(float, ...)) | None, None),
+)  # fmt: skip
 
 
 def read_configuration(file: Path) -> dict[str, Any]:
@@ -50,19 +53,17 @@ def read_configuration(file: Path) -> dict[str, Any]:
     Raises:
         UserError: it was not written by a run.
     """
-    if not file.exists():
+    if not file.is_file():
         return {}
     try:
         content: dict[str, Any] = parse(read_text(file))
-        for name, kinds in OPTIONS.items():
-            value: Any = content
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if type(value) not in kinds:
-                raise ConfigError(f"{name} is {value!r:.80}")
+        _RUN.model_validate(content, strict=True)
+        return content
     except ConfigError as error:
-        raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
-    return content
+        why = str(error)
+    except ValidationError as error:
+        why = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:1])
+    raise UserError(f"{file} is not the configuration of a run: {why}; restore it")
 
 
 @cached(stamp, MOST_RUNS)
@@ -81,7 +82,7 @@ def find_runs(root: Path) -> dict[str, Path]:
         folder = Path(place)
         files = [folder / CONFIG, folder / METRICS]
         name = folder.relative_to(root)
-        below[:] = sorted(one for one in below if one not in WITHIN and not one.startswith("."))
+        below[:] = sorted(one for one in below if one not in FOLDERS and not one.startswith("."))
         if any(file.is_file() for file in files) and not any(file.is_symlink() for file in files):
             runs[name.as_posix()] = folder
             below.clear()

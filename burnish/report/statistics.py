@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean as mean
 from typing import Any
 
+from burnish.alarms.record import number
 from burnish.report.samples import Interval, Sample, Samples, Score, Scores
 from burnish.types.samples import MARKS, TAG
 
@@ -132,8 +133,7 @@ def value_of(row: Row | None, key: str) -> float | None:
     if row is None:
         return None
     if "*" not in key:
-        only = row.get(key)
-        return float(only) if only is not None and math.isfinite(only) else None
+        return number(row, key)
     head, _, tail = key.partition("*")
     end = tail.removesuffix("*")
     names = [name for name in row if name.startswith(head) and end in name]

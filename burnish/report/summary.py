@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -9,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from burnish.alarms.actions import Action, read_actions
 from burnish.alarms.record import Raised, read_alarms
-from burnish.config.run_folder import STEP, TIME, RunFolder, is_row
+from burnish.config.run_folder import STEP, TIME, RunFolder
 from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
 from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
@@ -41,6 +41,7 @@ from burnish.report.statistics import (
 )  # fmt: skip
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.records import is_number
 from burnish.utils.terminal import counted, duration
 
 COMPONENT = re.compile(r"val-aux/.+/([^/]+)/mean@[^/]*")  # a metric of a reward's component
@@ -262,11 +263,12 @@ class Summary:
 
 
 def _read_reference(folder: RunFolder) -> Row | None:
-    try:
-        metrics = parse_json((folder.reference / "metrics.json").read_bytes())
-    except (OSError, ValueError):  # not written yet, or truncated
-        return None
-    return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None
+    file = folder.reference / "metrics.json"
+    metrics: Any = None
+    with suppress(OSError, ValueError):  # truncated
+        metrics = parse_json(file.read_bytes()) if file.is_file() else None
+    known = {name: value for name, value in metrics.items() if is_number(value)} if isinstance(metrics, dict) else {}
+    return known if "guidance_scale" in known else None
 
 
 def algorithm_title(name: str) -> str:
@@ -305,7 +307,9 @@ def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
 def _train(folder: RunFolder, run: Summary) -> str:
     """The command that resumes a run, also after its folder was moved."""
     words = ["burnish", "train", str(folder.config)]
-    if Path(run.config.get("output_dir", folder.path)).expanduser() != folder.path:
+    if os.path.expanduser(run.config.get("output_dir") or folder.path) != str(
+        folder.path
+    ):  # of a user who may not be here
         words.append(f"output_dir={folder.path}")
     if run.config.get("resume", "auto") != "auto":
         words.append("resume=auto")

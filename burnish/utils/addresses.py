@@ -12,6 +12,12 @@ READ_ONLY = ("http", "https")  # to fsspec
 SECRET = re.compile(
     r"key|token|secret|password|signature|credential|^(access|auth|code|jwt|pass|passwd|pwd|sig)$", re.IGNORECASE
 )
+SECRET_NAME = re.compile(  # of an option
+    r"((access|api|private|secret)_?|\.)key$|(^|[._])(auth|jwt|pass|pwd|sig|token)$|passw(or)?d$|secret$|signature$"
+    r"|credentials?$",
+    re.IGNORECASE,
+)
+SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|password|secret)[= ](?!\$)\S", re.IGNORECASE)  # in a command
 LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
 
 

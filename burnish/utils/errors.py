@@ -1,8 +1,11 @@
-"""Errors that are shown as a message, without a traceback."""
+"""Errors that are shown as a message, without a traceback; and the log, which has warnings."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+
+log = logging.getLogger("burnish")
 
 
 class UserError(ValueError):
@@ -35,6 +38,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """The first of some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def meant(names: Sequence[str]) -> str:
+    """A question whether one of these was meant, for the middle of a message; "" without any."""
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def out_of_memory(error: Exception) -> bool:

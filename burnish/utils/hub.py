@@ -30,13 +30,13 @@ from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
 from burnish.utils.terminal import counted
-from burnish.utils.weights import complaints_about, tokenizer_complaint
+from burnish.utils.weights import PICKLED, complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
 MODULAR = "modular_model_index.json"  # the same of one that is made of blocks
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
-_REVISION = re.compile(r"[A-Za-z0-9_][\w./-]{0,250}")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,250}")  # as git, which has no .. in names
 # What is fetched: settings, vocabularies, and weights under the names that libraries read. No pickles, no code, and no
 # second copy of the weights in another precision.
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -44,7 +44,6 @@ _WEIGHTS = tuple(
     f"{stem}{shard}.safetensors" for stem in ("model", "diffusion_pytorch_model") for shard in ("", "-?????-of-?????")
 )
 WORDS = ("*.json", "*.txt", "*.model", "*.jinja")  # of a tokenizer
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,16 @@ class HubModel:
     option: str  # by which the user named it, for messages
     files: tuple[str, ...] = ()  # that are fetched, by their names; none for those that a library reads
 
-    def download(self) -> Path:
-        """The folder in the cache; what it lacks is downloaded.
+    def folder(self) -> Path:
+        """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
 
         Raises:
             UserError: it can't be had; the message says what to do.
         """
         import huggingface_hub
 
+        if is_commit(self.revision) and (there := self.cached()) is not None:
+            return there
         with self._explained():
             index = self._found(huggingface_hub.hf_hub_download)
             commit = Path(index).parent.name
@@ -153,7 +154,7 @@ class HubModel:
         folders = {pattern.rpartition("/")[0] or "." for pattern in patterns if pattern not in (PIPELINE, MODULAR)}
         for name in sorted(sizes):
             folder = str(Path(name).parent)
-            if not self.files and folder in folders - safe and Path(name).suffix in _PICKLES:
+            if not self.files and folder in folders - safe and Path(name).suffix in PICKLED:
                 raise UserError(
                     f"{self.option} is {self.name}, which has {name}, but no weights in safetensors beside it; Burnish "
                     "downloads no pickles: choose another model or revision, or convert it and give its directory"
@@ -164,55 +165,44 @@ class HubModel:
             flush=True,
         )
 
-    def folder(self) -> Path:
-        """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
-
-        Raises:
-            UserError: as ``download``.
-        """
-        return (self.cached() if is_commit(self.revision) else None) or self.download()
-
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Errors of the hub as messages."""
         from huggingface_hub import constants, errors
 
         client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # the HTTP client's errors, whichever that is
-        what = f"{self.option} is {self.name}"
-        at = f" at revision {self.revision}" if self.revision else ""
+        offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        reasons: dict[type[Exception], str] = {  # of an error the first that it is
+            errors.GatedRepoError: (
+                "{0}, whose authors let in only whom they know: accept its terms at https://huggingface.co/"
+                "{model.name}, and set HF_TOKEN to a token of your account"
+            ),
+            errors.RevisionNotFoundError: (
+                "{0}, which has no revision {model.revision}; give a branch, a tag or a commit of it"
+            ),
+            errors.RepositoryNotFoundError: (
+                "{0}, which is neither a directory nor a model of the hub that you may read; check its name, or set "
+                "HF_TOKEN to a token that may read it"
+            ),
+            errors.RemoteEntryNotFoundError: (
+                "{0}{at}, which has no {model.index}; give a model of diffusers or transformers"
+            ),
+            errors.LocalEntryNotFoundError: (
+                "{0}{at}, which is not in the cache, and the hub can't be reached{offline}; where it can, run: "
+                "{command}, and set {model.option}=DIR"
+            ),
+            errors.HfHubHTTPError: "{0}{at}, which can't be downloaded: {why}; try again later",
+            Exception: ("{0}{at}, whose download broke off: {why}; run the same command again, which goes on with it"),
+        }
         try:
             yield
-        except errors.GatedRepoError:
-            raise UserError(
-                f"{what}, whose authors let in only whom they know: accept its terms at https://huggingface.co/"
-                f"{self.name}, and set HF_TOKEN to a token of your account"
-            ) from None
-        except errors.RevisionNotFoundError:
-            raise UserError(
-                f"{what}, which has no revision {self.revision}; give a branch, a tag or a commit of it"
-            ) from None
-        except errors.RepositoryNotFoundError:
-            raise UserError(
-                f"{what}, which is neither a directory nor a model of the hub that you may read; check its name, or "
-                "set HF_TOKEN to a token that may read it"
-            ) from None
-        except errors.RemoteEntryNotFoundError:
-            raise UserError(
-                f"{what}{at}, which has no {self.index}; give a model of diffusers or transformers"
-            ) from None
-        except errors.LocalEntryNotFoundError:
-            offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-            raise UserError(
-                f"{what}{at}, which is not in the cache, and the hub can't be reached{offline}; where it can, run: "
-                f"{self.command()}, and set model.path=DIR".replace("model.path", self.option)
-            ) from None
-        except errors.HfHubHTTPError as error:
-            raise UserError(f"{what}{at}, which can't be downloaded: {first_line(error)}; try again later") from None
         except (OSError, client) as error:
-            raise UserError(
-                f"{what}{at}, whose download broke off: {first_line(error)}; run the same command again, which goes "
-                "on with it"
-            ) from None
+            form = next(text for kind, text in reasons.items() if isinstance(error, kind))
+            at = f" at revision {self.revision}" if self.revision else ""
+            raise UserError(form.format(
+                f"{self.option} is {self.name}", at=at, model=self, offline=offline, command=self.command(),
+                why=first_line(error),
+            )) from None  # fmt: skip
 
     def command(self) -> str:
         """What fetches it by hand, into DIR."""

@@ -68,9 +68,9 @@ def holds_run(folder: Path) -> bool:
 
 _HARMLESS = re.compile(r"\..*|.*\.(log|out|err|txt)|prompts-\w+\.jsonl|lost\+found")  # may be there before the run
 
-# folders in that of a run
-_OWN = (
-    CHECKPOINTS, KEPT, VALIDATED, VALIDATION, "alarms", "earlier", "exported", "profiles", "reference", "tensorboard",
+EARLIER = "earlier"  # attempts of a run that have no checkpoint
+FOLDERS = (  # in that of a run
+    CHECKPOINTS, KEPT, VALIDATED, VALIDATION, EARLIER, "alarms", "exported", "profiles", "reference", "tensorboard",
     "trackers",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ def check_run_folder(output_dir: str) -> None:
     folder = checked_path(output_dir, "output_dir").resolve()
     way_out = "give a new folder, such as output_dir=runs/mine"
     for inside, above in pairwise((folder, *folder.parents)):
-        if inside.name in _OWN and _is_begun(above):
+        if inside.name in FOLDERS and _is_begun(above):
             raise UserError(f"output_dir is {output_dir}, among the {inside.name} of the run {above}; {way_out}")
     if _is_begun(folder) or not folder.is_dir():
         return
@@ -110,7 +110,8 @@ def check_output(folder: Path, command: str, option: str = "--output") -> None:
         UserError: it is neither new nor empty, and the command has not marked it.
     """
     mark = folder / MARK
-    if not folder.is_dir() or (mark.is_file() and mark.read_bytes() == command.encode()):
+    own = mark.is_file() and mark.read_bytes() == command.encode()
+    if not folder.is_dir() or (own and not any(map(Path.is_symlink, folder.rglob("*")))):  # it may be somebody else's
         return
     if any(folder.iterdir()):
         raise UserError(

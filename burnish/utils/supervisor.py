@@ -258,7 +258,7 @@ def serve(pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     os.set_inheritable(pipe.fileno(), False)
     os.register_at_fork(after_in_child=pipe.close)  # a process that the function has forked can't answer for it
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    when_parent_ends(parent, lambda: os._exit(1))
     # a closed pipe: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         load, argument = pipe.recv()
@@ -272,8 +272,13 @@ def serve(pipe: Connection, parent: int) -> None:
             pipe.send(function(*pipe.recv()))
 
 
-def _follow(parent: int) -> None:
-    # the pipe tells nothing to a process that is busy, or while a child of the parent holds its other end
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def when_parent_ends(parent: int, end: Callable[[], object]) -> None:
+    """Call a function once the process that started this one is gone, however it ended."""
+
+    def follow() -> None:
+        # a pipe tells nothing to a process that is busy, or while a child of the parent holds its other end
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import warnings
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from burnish.utils.errors import UserError, listed
+from burnish.utils.errors import UserError, listed, log
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import understood
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Agreed = Callable[[list[str]], list[str]]
-log = logging.getLogger(__name__)
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
@@ -155,6 +153,11 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     """
     if _unread.get():
         return from_config(kind, folder, **options)
+    if (folder / "adapter_config.json").is_file() and not hasattr(kind, "load_config"):
+        raise UserError(
+            f"{folder} has an adapter beside its weights (adapter_config.json), which transformers would apply to "
+            "them; remove it from there, or move it to a folder of its own and give that as model.lora.path"
+        )
     if (variant := variant_of(folder)) is not None:
         options["variant"] = variant
     with understood(f"{folder} can't be loaded as {kind.__name__}"), quietly():

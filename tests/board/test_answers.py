@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from burnish.config.run_folder import TIME, RunFolder
+from burnish.config.run_folder import STEP, TIME, RunFolder
 from burnish.evaluation.records import Folder, Header, result_of
 from burnish.report.runs import differences, other_rewards
 from burnish.report.samples import cut, series
@@ -197,18 +197,17 @@ def test_links_lead_nowhere(tmp_path: Path):
     (images / "000-00.png").symlink_to(tmp_path / "outside" / IMAGE)
     shutil.rmtree(folder.validation(0) / "pictures")
     (folder.validation(0) / "pictures").symlink_to(outside / "validation" / "000000" / "pictures")
-    half = run_folder(root / "half", BARE).path
-    (half / "metrics.jsonl").unlink()
-    (half / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    (root / "half").mkdir()
+    (root / "half" / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
     os.mkfifo(images / "000-99.png")
     for place in ("b/c/d/e", "b/c/d/f/g", ".b", "a/b", "b/alarms"):  # runs lie in up to four folders
         (root / place).mkdir(parents=True)
-        (root / place / "config.yaml").write_text("{}")
+        os.mkfifo(root / place / "config.yaml")  # which nobody writes, as no float is as large as that reward
+        (root / place / "metrics.jsonl").write_text(f'{{"{STEP}": 1, "val-core/a/reward/mean@1": 1{400 * "0"}}}\n')
     with board(root) as port:
         assert sorted(one["id"] for one in ask(port, "/api/runs")[1]["runs"]) == ["a", "b/c/d/e"]
-        assert media(port, IMAGE) == 404
-        assert media(port, IMAGE.replace("000-00", "000-99")) == 404
-        assert media(port, "validation/000000/pictures/000-01.png") == 404
+        for name in (IMAGE, IMAGE.replace("000-00", "000-99"), "validation/000000/pictures/000-01.png"):
+            assert media(port, name) == 404
         assert media(port, IMAGE.replace("000-00", "000-01")) == 200
 
 

@@ -16,14 +16,14 @@ from tests.support.tiny_run import TinyRun, burnish
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["24GB", pytest.param("0.1GB", marks=pytest.mark.thorough)])
-def test_a_recipe_of_answers_fits_or_is_not_written(memory, tmp_path, monkeypatch):
+def test_a_recipe_of_answers_fits_or_is_not_written(memory, tmp_path, monkeypatch, caplog):
     (tmp_path / "prompts.txt").write_text("the number 1\nthe number 2\n")
     answers = ["burnish:quickstart/model", "", tmp_path / "prompts.txt", "", "jpeg_compressibility", "", memory]
     monkeypatch.setattr("builtins.input", lambda question: str(answers.pop(0)))
     place = tmp_path / "mine.yaml"
     if memory == "0.1GB":
-        assert "nothing makes it fit" in burnish("init", place, status=2).message
-        assert not place.exists()
+        said = burnish("init", place, status=2).message + caplog.text
+        assert ("nothing makes it fit" in said, "--reward=jpeg" in said, place.exists()) == (True, True, False)
         return
     assert f"burnish train {place} gpus=1" in burnish("init", place).out
     config = load(str(place))

@@ -96,11 +96,12 @@ def test_nothing_is_written_through_a_link_that_somebody_left_in_a_folder(tmp_pa
     precious = tmp_path / "precious"
     precious.write_text("mine")
     folder = run_folder(tmp_path / "run", Story(updates=0, guided=False, images=False))
-    for name in (".report.html.new", "report.html", ".claim", "samples", "tensorboard/samples"):
-        (folder.path / name).parent.mkdir(exist_ok=True)
+    inside = (".claim", "samples", "tensorboard/samples", "validation/000003/grid.png")
+    for name in (".report.html.new", "report.html", *inside):
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).symlink_to(precious)
     burnish("report", folder.path)
-    for name in (".claim", "samples", "tensorboard/samples"):
+    for name in inside:
         assert f"{folder.path / name} is a link" in burnish("train", folder.config, status=2).message
         (folder.path / name).unlink()
     assert precious.read_text() == "mine"

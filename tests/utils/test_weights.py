@@ -69,8 +69,7 @@ FIRST = {"text_encoder": "layers.0.", "text_encoder_3": "block.0.", "transformer
 DAMAGES = [
     ("text_encoder", leave_out, "lacks"), ("transformer", leave_out, "lacks"), ("text_encoder_3", lengthen, "shapes"),
     ("transformer", spoil, "non-finite"), ("vae", spoil, "non-finite"), ("vae", another_layer, "does not have"),
-    ("", leave_out, "lacks"), ("", lengthen, "shapes"), ("", spoil, "non-finite"),
-    ("", another_layer, "does not have"),
+    ("", leave_out, "lacks"), ("", lengthen, "shapes"), ("", spoil, "non-finite"), ("", another_layer, "does not have"),
 ]  # fmt: skip
 
 
@@ -85,7 +84,6 @@ def test_a_damaged_part_of_a_pipeline_or_a_language_model_is_refused_by_file_and
 
 def test_infinities_are_found_and_large_numbers_and_what_has_no_use_do_no_harm(damaged, caplog):
     folder, run = damaged("qwen2_vl")
-    norm = "layers.0.input_layernorm"
     options = LanguageModelOptions(path=str(folder), device="cpu")
     large = torch.nn.Linear(2, 2)
     large.weight.data.fill_(3e38)  # whose sum is infinite
@@ -94,8 +92,10 @@ def test_infinities_are_found_and_large_numbers_and_what_has_no_use_do_no_harm(d
     load_language_model(options)
     assert "value_head.weight" in caplog.text
     infinite = torch.tensor([float("inf"), -float("inf")])  # whose sum is none
-    rewrite(folder, lambda tensors, name: tensors[name][:2].copy_(infinite), norm)
+    rewrite(folder, lambda tensors, name: tensors[name][:2].copy_(infinite), "layers.0.input_layernorm")
     refused(run, "non-finite")
+    (folder / "adapter_config.json").write_text("{}")
+    refused(run, "has an adapter beside its weights")
 
 
 @pytest.mark.parametrize(("file", "words"), [
