@@ -17,7 +17,6 @@ from torch import Tensor
 from burnish.environments.base import Environment, Episode, Observation, answers
 from burnish.language.encode import Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
-from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
 from burnish.language.sampling import Past, Turn
 from burnish.rewards.text.base import POLICY, Dialogue, Response
@@ -336,10 +335,8 @@ class DialogueRow:
         if anew:
             own = len(self.images) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
-                features = Features(kinds=features.kinds)
-            elif not features.tensors:
-                features = replace(features, tensors=NO_MEDIA)
-            features = placed(features, sum(len(piece) for piece, *_ in self.pieces) + len(ids))
+                features = replace(self.opening.features[0], kinds=features.kinds)
+            features = Features(anew={sum(len(piece) for piece, *_ in self.pieces) + len(ids): features})
             ids, positions = torch.cat([ids, turn.ids[0]]), torch.cat([positions, turn.positions[0]], 1)
             self.computed = Past()
         self.conversation = turn if anew else after
