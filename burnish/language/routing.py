@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from burnish.types.completion import Completion
+from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 TOLD = ("top_k", "num_experts", "weight")  # attributes of a router
@@ -28,6 +29,19 @@ def routers_of(network: nn.Module) -> dict[int, Any]:
         next(int(part) for part in place.split(".") if part.isdigit()): module
         for place, module in network.named_modules() if all(hasattr(module, name) for name in TOLD)
     }  # fmt: skip
+
+
+def check_replay(network: nn.Module, *, recorded: bool = True) -> None:
+    """Refuse to replay experts that nobody records, as samplers other than Burnish's own layers and vLLM do.
+
+    Raises:
+        UserError: they are not ``recorded``, or the network has no router whose choice can be replayed.
+    """
+    if not (recorded and routers_of(network)):
+        raise UserError(
+            f"rollout.router_replay is true, but responses of {type(network).__name__} are decoded by its own forward "
+            "pass, in which nobody records what routers choose; remove it"
+        )
 
 
 class Routers:

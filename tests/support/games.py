@@ -81,8 +81,8 @@ def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
 
 
 def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
-    own = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=more.pop("seed", 0))
-    engine = Dialogues(own, environment)
+    engine = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=more.pop("seed", 0))
+    engine.dialogues = Dialogues(engine, environment)
     update, sampling = more.pop("update", 1), more.pop("sampling", SAMPLING)
     job = ResponseJob.groups(asked, n, purpose="rollout", update=update, sampling=sampling)
     return engine.sample(job)

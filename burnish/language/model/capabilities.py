@@ -187,7 +187,8 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
     configs = (model.config.get_text_config(), model.config)
     caps = {getattr(one, name, None) for one in configs for name in ("final_logit_softcapping", "logits_soft_cap")}
-    error, scale, cap = min((fitted_head(found, plain, cap) for cap in (None, *filter(None, caps))), key=lambda fit: fit[0])
+    fits = [fitted_head(found, plain, cap) for cap in (None, *filter(None, caps))]
+    error, scale, cap = min(fits, key=lambda fit: fit[0])
     return Capabilities(scale=scale, cap=cap) if error <= slack else Capabilities(own_logits=True)
 
 
