@@ -166,7 +166,9 @@ class Dialogues:
         Raises:
             Broken: it can't be read.
         """
-        if observation.prompt is None and self.environment.history == "tokens":
+        # what follows a conversation that was written anew belongs to it, with what it shows
+        rewritten = self.environment.history != "tokens" or any(own.anew for own in row.features)
+        if observation.prompt is None and not rewritten:
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             shown = Shown(observation.images, [Video(frames, chosen=True) for frames in observation.videos])
             turn = partial(self.model.turn, end, observation.messages, shown, row.prompt.told(self.tools))

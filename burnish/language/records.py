@@ -254,10 +254,8 @@ def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
     target = (_by_head(value, key, needs.heads, SHARE if needs.shares else _label),)
     if needs.question:
         yield replace(drawn(record, options, needs, "images"), target=target)
-    elif (response := one_response(record, options)) is not None:
-        yield ResponseRecord(question(record, options), (response,), target=target)
     else:
-        raise ValueError("has no response; give one under response, completion or output")
+        yield ResponseRecord(question(record, options), (last_response(record, options),), target=target)
 
 
 def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:

@@ -175,6 +175,30 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
         assert "processor" in responses[2].dialogue.error
 
 
+class Asks:
+    """Puts another question after the first answer, and goes on with an image."""
+
+    def reset(self, prompt, seed):
+        shown = Observation([noise_image(3), "Look."])
+        self.said = [Observation("Two?", prompt=prompts()[1]), shown, Observation(reward=1.0, done=True)]
+        return Observation()
+
+    def step(self, response):
+        return self.said.pop(0)
+
+
+@options
+class AsksElse(Environment):
+    def episode(self):
+        return Asks()
+
+
+def test_what_follows_another_question_is_seen_alike_by_sampler_and_trainer():
+    completion, responses = play(AsksElse(), prompts())
+    assert [one.dialogue.rewards for one in responses] == [(None, None, 1.0)] * 4
+    seen_alike(model_of("qwen2_5_vl"), completion, layouts=("padded", "packed"))
+
+
 def test_a_conversation_that_its_template_only_continues_is_not_written_anew():
     (kept, said), (written, _) = (
         play(Shows(opening=False, images=False, history=history), prompts("llama"), family="llama", n=24,
