@@ -85,7 +85,11 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
 
 
 def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike():
-    together, said = play(Shows(), prompts(), n=3)
+    told = []
+    together, said = play(
+        Shows(), prompts(), n=3, finished=lambda rows, ended: told.extend(zip(rows, ended, strict=True))
+    )
+    assert sorted(told, key=lambda pair: pair[0]) == list(enumerate(said)), "each once, when it is over"
     crowded, same = play(Shows(), prompts(), n=3, batch_size=2)
     alone, word = play(Shows(), prompts()[1:], n=3)
     assert [one.dialogue for one in said] == [one.dialogue for one in same]
@@ -152,7 +156,7 @@ class Film:
         async with self.lock:
             await asyncio.sleep(0)
         self.turn += 1
-        grey = np.full((4, 28, 28, 3), 20 * self.turn, np.uint8)
+        grey = np.full((8, 28, 28, 3), 20 * self.turn, np.uint8)
         shown = noise_image(0, 900, 2) if self.broken else grey
         return Observation([shown, "Go on."], reward=1.0, done=self.turn == 3)
 
@@ -173,6 +177,7 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
     seen_alike(Roles(family).model, completion, layouts=("padded", "packed"))
     if family == "qwen2_5_vl":
         assert "processor" in responses[2].dialogue.error
+        assert completion.features[0].tensors["video_grid_thw"].tolist() == [[4, 8, 8]] * 2, "all frames, in pairs"
 
 
 class Asks:
@@ -181,7 +186,7 @@ class Asks:
     def reset(self, prompt, seed):
         shown = Observation([noise_image(3), "Look."])
         self.said = [Observation("Two?", prompt=prompts()[1]), shown, Observation(reward=1.0, done=True)]
-        return Observation()
+        return Observation("Be brief.", role="system")
 
     def step(self, response):
         return self.said.pop(0)
@@ -196,6 +201,7 @@ class AsksElse(Environment):
 def test_what_follows_another_question_is_seen_alike_by_sampler_and_trainer():
     completion, responses = play(AsksElse(), prompts())
     assert [one.dialogue.rewards for one in responses] == [(None, None, 1.0)] * 4
+    assert "system\nBe brief." in model_of("qwen2_5_vl").tokenizer.decode(completion.prompts.table.ids[0])
     seen_alike(model_of("qwen2_5_vl"), completion, layouts=("padded", "packed"))
 
 

@@ -84,7 +84,8 @@ def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_
     engine = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=more.pop("seed", 0))
     engine.dialogues = Dialogues(engine, environment)
     update, sampling = more.pop("update", 1), more.pop("sampling", SAMPLING)
-    job = ResponseJob.groups(asked, n, purpose="rollout", update=update, sampling=sampling)
+    told = more.pop("finished", None)
+    job = ResponseJob.groups(asked, n, purpose="rollout", update=update, sampling=sampling, finished=told)
     return engine.sample(job)
 
 
