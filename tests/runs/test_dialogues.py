@@ -180,27 +180,9 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
         assert completion.features[0].tensors["video_grid_thw"].tolist() == [[4, 8, 8]] * 2, "all frames, in pairs"
 
 
-class Asks:
-    """Puts another question after the first answer, and goes on with an image."""
-
-    def reset(self, prompt, seed):
-        shown = Observation([noise_image(3), "Look."])
-        self.said = [Observation("Two?", prompt=prompts()[1]), shown, Observation(reward=1.0, done=True)]
-        return Observation("Be brief.", role="system")
-
-    def step(self, response):
-        return self.said.pop(0)
-
-
-@options
-class AsksElse(Environment):
-    def episode(self):
-        return Asks()
-
-
 def test_what_follows_another_question_is_seen_alike_by_sampler_and_trainer():
-    completion, responses = play(AsksElse(), prompts())
-    assert [one.dialogue.rewards for one in responses] == [(None, None, 1.0)] * 4
+    completion, responses = play(Shows(asks=True), prompts())
+    assert [one.dialogue.rewards for one in responses] == [(None, 1.0, 1.5)] * 4
     assert "system\nBe brief." in model_of("qwen2_5_vl").tokenizer.decode(completion.prompts.table.ids[0])
     seen_alike(model_of("qwen2_5_vl"), completion, layouts=("padded", "packed"))
 

@@ -22,8 +22,8 @@ SAMPLING = Sampling(max_new_tokens=5, temperature=0.9)
 class Show:
     """Shows an image after every response; what it says and when it stops depends on seed and responses."""
 
-    def __init__(self, opening: bool, images: bool, fails: str, turns: int) -> None:
-        self.opening, self.images, self.fails, self.turns = opening, images, fails, turns
+    def __init__(self, opening: bool, images: bool, fails: str, turns: int, asks: bool) -> None:
+        self.opening, self.images, self.fails, self.turns, self.asks = opening, images, fails, turns, asks
         self.heard: list[str] = []
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
@@ -32,6 +32,8 @@ class Show:
             raise RuntimeError("no board")
         if self.fails in ("reward", "length"):
             return Observation(["Begin." * 999]) if self.fails == "length" else Observation(reward=1.0)
+        if self.asks:
+            return Observation("Be brief.", role="system")
         return Observation([noise_image(seed % 1000), "Begin."]) if self.opening else Observation()
 
     def step(self, response: str) -> Observation:
@@ -40,6 +42,8 @@ class Show:
             raise RuntimeError("no such move")
         if self.fails == "type":
             return "well"  # type: ignore[return-value]
+        if self.asks and len(self.heard) == 1:
+            return Observation("Two?", prompt=Prompt(text="Two?"))
         seen = [noise_image(self.seed % 1000 + len(self.heard), 16, 24)] if self.images else []
         done = len(self.heard) >= self.turns
         return Observation([*seen, f"Turn {len(self.heard)}."], reward=0.5 * len(self.heard), done=done)
@@ -51,9 +55,10 @@ class Shows(Environment):
     images: bool = True
     fails: str = ""
     turns: int = 3
+    asks: bool = False  # another question after the first answer
 
     def episode(self) -> Show:
-        return Show(self.opening, self.images, self.fails, self.turns)
+        return Show(self.opening, self.images, self.fails, self.turns, self.asks)
 
 
 class Roles:
