@@ -57,12 +57,9 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, ba
 def test_scale_and_cap_are_told_from_logits(scale, cap, dtype):
     """Those of Muse Spark, and of Gemma 2 in half precision, of which some reach the cap."""
     plain = 25 * draw()[0].detach()
-    capped = (cap * (scale * plain / cap).tanh()).to(dtype).float()
-    for logits, known in ((scale * plain, None), (capped, cap)):
-        error, found, before = min((fitted_head(logits, plain, one) for one in (None, cap)), key=lambda fit: fit[0])
-        assert found == pytest.approx(scale, rel=1e-3)
-        assert before == (known and pytest.approx(cap / scale, rel=1e-3))
-        assert error < (1e-4 if dtype == torch.float32 else 0.2)
+    for logits, known in ((scale * plain, None), (cap * (scale * plain / cap).tanh(), cap)):
+        fits = [fitted_head(logits.to(dtype).float(), plain, one) for one in (None, cap)]
+        assert min(fits)[1:] == pytest.approx((scale, known and cap / scale), rel=2e-3)
 
 
 def test_nothing_as_large_as_tokens_times_vocabulary_is_kept(monkeypatch):
