@@ -9,11 +9,13 @@ import torch
 
 from burnish.language.batches import repeated, response_stats
 from burnish.language.decoders import decode
-from burnish.language.engine import so_far
+from burnish.language.engine import LanguageEngine, ResponseJob, so_far
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, PartialResponse
+from burnish.types.prompt import Prompt
+from tests.support.games import Roles
 from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of, trimmed
 from tests.support.tiny_language import FAMILIES
 
@@ -205,6 +207,14 @@ def test_a_policy_that_computes_no_numbers_is_told(monkeypatch):
     monkeypatch.setattr(weight, "data", torch.full_like(weight, torch.nan))
     with pytest.raises(Exception, match=r"optimizer\.lr"):
         answers("llama", n=1)
+
+
+def test_a_prompt_that_leaves_no_positions_is_named():
+    engine = LanguageEngine(Roles("llama"), batch_size=4, seed=0)
+    asked = [Prompt(text="a b " * count, where=f"asked.jsonl:{count}") for count in (1, 999)]
+    job = ResponseJob.groups(asked, 1, purpose="rollout", update=1, sampling=Sampling(max_new_tokens=8))
+    with pytest.raises(ValueError, match=r"asked\.jsonl:999.* positions"):
+        engine.sample(job)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])

@@ -12,7 +12,7 @@ from burnish.language.logprobs import response_logprobs, unfolded
 from burnish.language.sampling import Sampling
 from burnish.registry import lookup
 from burnish.rewards.calls import call_reward
-from burnish.rewards.text.base import POLICY, Response
+from burnish.rewards.text.base import POLICY
 from tests.support.asked import reward
 from tests.support.games import Roles, Shows, play, prompts
 from tests.support.language_samples import model_of, trimmed
@@ -74,10 +74,7 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
         assert len(response.dialogue.images) == 4
         assert [who for who, _ in response.dialogue.said] == ["user", *[POLICY, "user"] * 3]
         assert response.dialogue.said[0][1] == "[image]Begin."
-    asked = prompts()[:1]
-    for how, value in (({}, 3.0), ({"total": "last"}, 1.5)):
-        assert reward("environment", **how)(responses[:1], asked)[0].value == value
-    assert reward("environment")([Response("a")], asked)[0].value is None
+    assert reward("environment", total="last")(responses[:1], prompts()[:1])[0].value == 1.5
 
 
 def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike():

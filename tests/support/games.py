@@ -90,13 +90,14 @@ def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
     return [Prompt(text="One?", messages=(Message("user", parts),), images=(seen,)), Prompt(text="Two?")]
 
 
-def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
-    engine = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=more.pop("seed", 0))
+def play(
+    environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, batch_size: int = 256,
+    seed: int = 0, update: int = 1, **how: Any,
+) -> Any:  # fmt: skip
+    engine = LanguageEngine(Roles(family), batch_size=batch_size, seed=seed)
     engine.dialogues = Dialogues(engine, environment)
-    update, sampling = more.pop("update", 1), more.pop("sampling", SAMPLING)
-    told = more.pop("finished", None)
-    job = ResponseJob.groups(asked, n, purpose="rollout", update=update, sampling=sampling, finished=told)
-    return engine.sample(job)
+    given = {"purpose": "rollout", "update": update, "sampling": SAMPLING} | how
+    return engine.sample(ResponseJob.groups(asked, n, **given))
 
 
 def Boxes() -> Any:
