@@ -201,7 +201,7 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
         values |= {"messages": parse_json(values["messages"]), "prompt": None}
     asked, tokens = replace(record, values=values), None
     for key, given in (("token_ids", ids), ("logprobs", logprobs)):
-        if given is not None and not isinstance(given, list):
+        if given is not None and not isinstance(given, list | tuple):
             raise ValueError(f"{key!r} is {shown(given)}; it must be a list of numbers")
     if turns not in (None, 1):
         raise ValueError(f"'turns' is {shown(turns)}; only single responses have scores to learn from; remove it")

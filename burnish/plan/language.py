@@ -228,7 +228,7 @@ class MadeUpResponses(LanguageEngine):
         written = self.half.assembly.config.rollout.max_new_tokens
         most = (environment.max_turns - 1) * written  # nothing follows the last turn
         tokens = self.encode.length + min(most, environment.max_length or most)
-        rows = len(job.prompts) * (self.half.counter.times[BATCH] if job.purpose == "rollout" else 1)
+        rows = len(job.prompts) * (self.half.counter.times.get(BATCH, 1) if job.purpose == "rollout" else 1)
         width = sum(heads * width for heads, width in key_sizes(model.network.config.get_text_config()))
         return int(min(rows * tokens * 2 * width * model.compute.itemsize, KEPT))
 

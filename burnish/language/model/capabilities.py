@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -188,7 +189,7 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     configs = (model.config.get_text_config(), model.config)
     caps = {getattr(one, name, None) for one in configs for name in ("final_logit_softcapping", "logits_soft_cap")}
     fits = [fitted_head(found, plain, cap) for cap in (None, *filter(None, caps))]
-    error, scale, cap = min(fits, key=lambda fit: fit[0])
+    error, scale, cap = min(fits, key=lambda fit: fit[0] * (1 if fit[2] is None else 2))  # of about equal ones no cap
     return Capabilities(scale=scale, cap=cap) if error <= slack else Capabilities(own_logits=True)
 
 
@@ -199,7 +200,7 @@ def fitted_head(logits: Tensor, plain: Tensor, cap: float | None) -> tuple[float
     scale = float((slope.square() * within * plain).sum() / (slope * plain).square().sum())
     scale = 1.0 if abs(scale - 1) < 1e-3 else scale
     own = scale * plain if cap is None else cap * (scale * plain / cap).tanh()
-    return float((logits - own).abs().max()), scale, cap and cap / scale
+    return float((logits - own).abs().max()), scale, cap and cap / (scale or math.inf)
 
 
 def _kinds(model: LanguageModel, completion: Completion) -> dict[str, int]:
