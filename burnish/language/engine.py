@@ -351,12 +351,12 @@ def said_tokens(
     found: dict[int, dict[str, list[Any]]] = {}
     for own, row in enumerate(rows):
         chosen = some.mask[own].nonzero().flatten()[:TOKENS]
+        entropies = [] if entropy is None else entropy[own, chosen].tolist()
         found[row] = {
             "token_texts": [decode([token]) for token in some.ids[own, chosen].tolist()],
             "token_logprobs": [round(value, 4) for value in some.logprob[own, chosen].tolist()],
+            "token_entropies": [round(value, 4) for value in entropies],
         }
-        if entropy is not None:
-            found[row]["token_entropies"] = [round(value, 4) for value in entropy[own, chosen].tolist()]
     return found
 
 
