@@ -55,7 +55,6 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, ba
 
 @pytest.mark.parametrize(("scale", "cap", "dtype"), [(0.18, 2.0, torch.float32), (1.0, 30.0, torch.bfloat16)])
 def test_scale_and_cap_are_told_from_logits(scale, cap, dtype):
-    """Those of Muse Spark, and of Gemma 2 in half precision, of which some reach the cap."""
     plain = 25 * draw()[0].detach()
     for logits, known in ((scale * plain, None), (cap * (scale * plain / cap).tanh(), cap)):
         _, found, before = min(fitted_head(logits.to(dtype).float(), plain, one) for one in (None, cap))

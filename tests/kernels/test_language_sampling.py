@@ -26,13 +26,10 @@ ANSWERS = [
 ]
 
 
-def words(text):
-    return tuple(np.array([int(word, 16)], dtype=np.uint64) for word in text.split())
-
-
 @pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
 def test_philox_gives_the_published_answers(counter, key, answer):
-    assert [int(word[0]) for word in philox(words(key), words(counter))] == [int(w[0]) for w in words(answer)]
+    words = [[np.array([int(word, 16)], dtype=np.uint64) for word in text.split()] for text in (key, counter)]
+    assert " ".join(f"{int(word[0]):08x}" for word in philox(*words)) == answer
 
 
 def test_a_number_depends_on_its_key_and_place_alone():
@@ -212,9 +209,9 @@ def test_a_policy_that_computes_no_numbers_is_told(monkeypatch):
 def test_a_prompt_that_leaves_no_positions_is_named():
     engine = LanguageEngine(Roles("llama"), batch_size=4, seed=0)
     asked = [Prompt(text="a b " * count, where=f"asked.jsonl:{count}") for count in (1, 999)]
-    job = ResponseJob.groups(asked, 1, purpose="rollout", update=1, sampling=Sampling(max_new_tokens=8))
+    how = {"purpose": "rollout", "update": 1, "sampling": Sampling(max_new_tokens=8)}
     with pytest.raises(ValueError, match=r"asked\.jsonl:999.* positions"):
-        engine.sample(job)
+        engine.sample(ResponseJob.groups(asked, 1, **how))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
@@ -233,12 +230,9 @@ def test_a_response_is_handed_over_when_it_ends(family):
         assert finished == bool(completion.finished[row])
 
 
-def test_repeated_runs_of_tokens():
+def test_only_what_the_policy_chose_is_looked_at_and_runs_that_are_repeated():
     assert repeated([1, 2, 3]) == repeated([]) == repeated(range(50)) == 0.0
     assert repeated([1, 2, 3, 4] * 5) == pytest.approx(13 / 17)  # of 17 runs 4 differ
-
-
-def test_only_what_the_policy_chose_is_looked_at():
     encoded = Encoded(ids=[torch.tensor([5])], positions=[torch.tensor([[0]])], features=[None])
     trace = Completion.of_text(
         Gathered(table=encoded, index=torch.tensor([0])), torch.tensor([[3, 4, 5, 6]]), torch.tensor([4]), axes=1,

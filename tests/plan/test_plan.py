@@ -88,8 +88,7 @@ def test_turns_and_suites_are_counted(large, tmp_path, monkeypatch):
     for kept in (0, 1 << 26, 1 << 30):  # the second is less than all conversations have, the third more
         monkeypatch.setattr("burnish.plan.language.KEPT", kept)
         peaks.append(large(*game).pools["train"]["sample"]["peak"])
-    rows, columns = 2 * 4, 1024 + 2 * 1000  # behind the last turn nobody goes on
-    conversations = rows * columns * 2 * 4 * 4 * 64 * 4 / 2**30  # keys and values, layers, heads, width, bytes
+    conversations = 8 * 3024 * 2 * 4 * 4 * 64 * 4 / 2**30  # rows, columns, keys and values, layers, heads, width, bytes
     assert [peak - peaks[0] for peak in peaks[1:]] == pytest.approx([0.0625, conversations], abs=0.02)
     (tmp_path / "longer.yaml").write_text(
         "task: image-text-to-text\nprompts: burnish:vlm_quickstart/heldout.jsonl\nscorers: {exact: {}}\n"

@@ -146,9 +146,7 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
     shows = Shows(opening=False, films=True, fails="strip", history=history)
     completion, responses = play(shows, prompts(family), family=family)
     assert all(one.dialogue.rewards == (0.5, 1.0, 1.5) for one in responses[:2])
-    assert [one[1] for one in responses[0].dialogue.said if one[0] != POLICY] == [
-        f"[video]Turn {n}." for n in (1, 2, 3)
-    ]
+    assert responses[0].dialogue.said[1::2] == tuple(("user", f"[video]Turn {turn}.") for turn in (1, 2, 3))
     seen_alike(Roles(family).model, completion, layouts=("padded", "packed"))
     if family == "qwen2_5_vl":
         assert "processor" in responses[2].dialogue.error

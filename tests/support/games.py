@@ -49,8 +49,8 @@ class Show:
             return Observation("Two?", prompt=Prompt(text="Two?"))
         film, image = np.full((8, 28, 28, 3), 20 * turn, np.uint8), noise_image(self.seed % 1000 + turn, 16, 24)
         shown = noise_image(0, 900, 2) if self.fails == "strip" else film if self.how.films else image
-        seen = [shown] if self.how.images else []
-        return Observation([*seen, f"Turn {turn}."], reward=0.5 * turn, done=turn >= self.how.turns)
+        content = [*[shown] * self.how.images, f"Turn {turn}."]
+        return Observation(content, reward=0.5 * turn, done=turn >= self.how.turns)
 
 
 @options
