@@ -109,7 +109,9 @@ class LanguageAssembly(Assembly):
             )  # fmt: skip
         else:
             engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)
+        self._until_closed.callback(engine.close)
         if config.environment is not None:
+            self._until_closed.callback(config.environment.close)
             engine.dialogues = Dialogues(engine, config.environment)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
             engine.encode.readers = Readers(config, engine.encode.tools)
@@ -142,15 +144,6 @@ class LanguageAssembly(Assembly):
             yield
         if self.ema is not None:
             self.engine.sync_weights(version)
-
-    def close(self) -> None:
-        super().close()
-        if "engine" in vars(self):
-            try:
-                self.engine.close()
-            finally:
-                if self.config.environment is not None:
-                    self.config.environment.close()
 
     @cached_property
     def groups(self) -> list[ParameterGroup]:
