@@ -56,7 +56,7 @@ from burnish.language.offline import (
 )
 from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
-from burnish.language.routing import routers_of
+from burnish.language.routing import check_replay
 from burnish.language.teacher_inputs import HINDSIGHT, check_teachers
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.rollout.sources import Job
@@ -109,8 +109,10 @@ class LanguageAssembly(Assembly):
             )  # fmt: skip
         else:
             engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed)
+        self._until_closed.callback(engine.close)
         if config.environment is not None:
-            engine = Dialogues(engine, config.environment)
+            self._until_closed.callback(config.environment.close)
+            engine.dialogues = Dialogues(engine, config.environment)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
             engine.encode.readers = Readers(config, engine.encode.tools)
         return engine
@@ -142,11 +144,6 @@ class LanguageAssembly(Assembly):
             yield
         if self.ema is not None:
             self.engine.sync_weights(version)
-
-    def close(self) -> None:
-        super().close()
-        if "engine" in vars(self):
-            self.engine.close()
 
     @cached_property
     def groups(self) -> list[ParameterGroup]:
@@ -280,6 +277,7 @@ class LanguageAssembly(Assembly):
             check_mixture(self._reader, f"model.router_aux_loss_coef is {coef:g}")
         if config.rollout.router_replay:
             check_mixture(self._reader, "rollout.router_replay is true")
+            check_replay(self._reader.network)
         if config.sharding.context_parallel > 1:
             check_split(config.model, config.sharding.context_parallel)
         check_vocabulary(config.model)
@@ -332,12 +330,9 @@ class LanguageAssembly(Assembly):
         super().check()
         model = self.roles.model
         known = model.capabilities
-        recorded = known.packed and (known.fast or self.config.rollout.vllm is not None)
-        if self.config.rollout.router_replay and not (recorded and routers_of(model.network)):
-            raise UserError(
-                f"rollout.router_replay is true, but responses of {type(model.network).__name__} are decoded by its "
-                "own forward pass, in which nobody records what routers choose; remove it"
-            )
+        if self.config.rollout.router_replay:
+            recorded = known.packed and (known.fast or self.config.rollout.vllm is not None)
+            check_replay(model.network, recorded=recorded)
         self._check_room(Positions(model.max_positions, model.position_limit))
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {
@@ -350,7 +345,7 @@ class LanguageAssembly(Assembly):
         if self.needs.heads:
             self.evaluation(self).sampled(Job.groups(self.val_prompts[:1], 1, purpose="trial", update=0))
             return
-        if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
+        if self.engine.dialogues is not None or not isinstance(self.engine, LanguageEngine):  # vLLM
             return
         sampling = replace(sampling_of(self.config, self.config.validation), max_new_tokens=1)
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))

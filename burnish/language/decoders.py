@@ -232,7 +232,8 @@ class FastDecoder:
             row, count = int(live.row[place]), int(live.count[place])
             prompt = self.rows.index[row]
             columns = prompts.lengths[prompt] + count - 1  # nothing has read the last token
-            if turn.has_room(columns * column):
+            held = sum(past.cached.nbytes for past in turn.rows if past.cached is not None)
+            if held + columns * column <= turn.most:
                 past = turn.rows[row]
                 past.ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
                 past.cached = self.cache.read(place, columns)

@@ -17,7 +17,6 @@ from torch import Tensor
 from burnish.environments.base import Environment, Episode, Observation, answers
 from burnish.language.encode import Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
-from burnish.language.logprobs import NO_MEDIA, placed
 from burnish.language.model.base import Shown, Video, decoded
 from burnish.language.sampling import Past, Turn
 from burnish.rewards.text.base import POLICY, Dialogue, Response
@@ -36,22 +35,21 @@ log = logging.getLogger(__name__)
 KEPT = 1 << 30  # bytes of keys and values that stay on the device from one turn to the next; more is computed again
 
 
-class Dialogues(ResponseEngine):
-    """An engine whose responses an environment answers, until it is done or a limit is reached.
+class Dialogues:
+    """Has an environment answer an engine's responses, until it is done or a limit is reached.
 
     A dialogue depends on its prompt, its seeds, the environment and the weights, never on its neighbours. An
     environment that fails breaks its own dialogue alone.
     """
 
     def __init__(self, engine: ResponseEngine, environment: Environment) -> None:
-        """Args: ``engine`` says what the policy says."""
-        self.engine, self.environment, self.roles, self.seed = engine, environment, engine.roles, engine.seed
-        self.metrics, self.model = engine.metrics, engine.roles.model
+        """Args: ``engine`` says what the policy says, and gets prompts that tell of the environment's tools."""
+        self.engine, self.environment, self.model = engine, environment, engine.roles.model
         self.tools = environment.tools()
         if isinstance(engine, LanguageEngine) and environment.max_turns > 1 and not self.model.keeps_turns:
             name = type(self.model.network).__name__
             log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
-        self.encode = Encoder(self.model, self.tools)
+        engine.encode = Encoder(self.model, self.tools)
         # what is said again goes through the processor once
         self._said: LruCache[Encoded] = LruCache(ENCODED, bytes_of)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
@@ -59,7 +57,7 @@ class Dialogues(ResponseEngine):
                 self.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=tools)
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        """Dialogues in the order of the job's rows: all turns of a row are one response of the completion."""
+        """As the engine does it."""
         rows = self._begin(job)
         with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
@@ -72,35 +70,18 @@ class Dialogues(ResponseEngine):
                     job.finished(over, [rows[number].response() for number in over])
         return joined(rows), [row.response() for row in rows]
 
-    def sync_weights(self, version: int) -> None:
-        self.engine.sync_weights(version)
-
-    def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
-        return self.engine.entropy(trace, temperature)
-
-    def rest(self) -> None:
-        self.engine.rest()
-
-    def close(self) -> None:
-        """End what the engine and the environment run beside this process."""
-        super().close()
-        try:
-            self.engine.close()
-        finally:
-            self.environment.close()
-
     def _begin(self, job: ResponseJob) -> list[DialogueRow]:
-        encoded = self.encode(job.prompts)
+        encoded, seed = self.engine.encode(job.prompts), self.engine.seed
         openings = [encoded.table.select([number]) for number in range(len(encoded.table))]
         rows, asked = [], []
         first: dict[int, int] = {}  # sample of each group
         for prompt, place, group, sample in zip(
             job.prompts, encoded.index.tolist(), job.group.tolist(), job.sample.tolist(), strict=True
         ):
-            key = (self.seed, job.purpose, job.update, prompt.uid, sample)
+            key = (seed, job.purpose, job.update, prompt.uid, sample)
             rows.append(DialogueRow(prompt, key, openings[place], openings[place], prompt.chat()))
-            seed = random.key(self.seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
-            asked.append(partial(_start, self.environment, prompt, seed))
+            drawn = random.key(seed, "environment", job.update, prompt.uid, first.setdefault(group, sample))
+            asked.append(partial(_start, self.environment, prompt, drawn))
         for row, begun in zip(rows, answers(self.environment, asked, job.check_cancelled), strict=True):
             try:
                 row.episode, observation = _unbroken(begun)
@@ -185,7 +166,9 @@ class Dialogues(ResponseEngine):
         Raises:
             Broken: it can't be read.
         """
-        if observation.prompt is None and self.environment.history == "tokens":
+        # what follows a conversation that was written anew belongs to it, with what it shows
+        rewritten = self.environment.history != "tokens" or any(own.anew for own in row.features)
+        if observation.prompt is None and not rewritten:
             end = response[-1:].tolist()  # a turn depends on how the response before it ends, and on nothing else of it
             shown = Shown(observation.images, [Video(frames, chosen=True) for frames in observation.videos])
             turn = partial(self.model.turn, end, observation.messages, shown, row.prompt.told(self.tools))
@@ -336,10 +319,8 @@ class DialogueRow:
         if anew:
             own = len(self.images) + len(self.videos)
             if own == self.opened and self.prompt.media == self.media:  # those of the opening are known
-                features = Features(kinds=features.kinds)
-            elif not features.tensors:
-                features = replace(features, tensors=NO_MEDIA)
-            features = placed(features, sum(len(piece) for piece, *_ in self.pieces) + len(ids))
+                features = replace(self.opening.features[0], kinds=features.kinds)
+            features = Features(anew={sum(len(piece) for piece, *_ in self.pieces) + len(ids): features})
             ids, positions = torch.cat([ids, turn.ids[0]]), torch.cat([positions, turn.positions[0]], 1)
             self.computed = Past()
         self.conversation = turn if anew else after

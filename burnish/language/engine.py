@@ -87,9 +87,13 @@ class ResponseEngine:
     roles: LanguageRoles  # whose tokens responses are made of
     encode: Callable[[Sequence[Prompt]], Gathered[Encoded]]  # tokens and pixels by reference, each distinct prompt once
     metrics: dict[str, float]  # of the last weight sync
+    # who has an environment answer what the policy says (``Dialogues``); None: prompts are answered once
+    dialogues: Any = None
 
     def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
-        """Responses in the order of the job's rows, as tokens and as text."""
+        """Responses in the order of the job's rows, as tokens and as text; of a dialogue all turns are one."""
+        if self.dialogues is not None:
+            return self.dialogues.sample(job)  # type: ignore[no-any-return]
         prompts = self.encode(job.prompts)
         _refuse_long(prompts, job, self.roles.model)
         keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
@@ -347,12 +351,12 @@ def said_tokens(
     found: dict[int, dict[str, list[Any]]] = {}
     for own, row in enumerate(rows):
         chosen = some.mask[own].nonzero().flatten()[:TOKENS]
+        entropies = [] if entropy is None else entropy[own, chosen].tolist()
         found[row] = {
             "token_texts": [decode([token]) for token in some.ids[own, chosen].tolist()],
             "token_logprobs": [round(value, 4) for value in some.logprob[own, chosen].tolist()],
+            "token_entropies": [round(value, 4) for value in entropies],
         }
-        if entropy is not None:
-            found[row]["token_entropies"] = [round(value, 4) for value in entropy[own, chosen].tolist()]
     return found
 
 

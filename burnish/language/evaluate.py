@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from burnish.language.engine import (
     sampling_of,
 )
 from burnish.language.offline import offline_batch
-from burnish.language.sampling import Sampling
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
@@ -55,9 +55,8 @@ class LanguageEvaluation(Evaluation):
     def job(self, n: int, guidance: float | None = None) -> Job:
         sampling = sampling_of(self.assembly.config, self.assembly.config.validation)
         if self.suite:
-            how = self.settings
             names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
-            sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
+            sampling = replace(sampling, **{name: self.settings[name] for name in names})
         return self.groups(ResponseJob, n, sampling=sampling)
 
     @property

@@ -138,15 +138,6 @@ def packed_states(
     return ResponseStates(hidden, mask, places, split=parts, order=order)
 
 
-NO_MEDIA = {"": torch.zeros(0)}  # of a conversation that begins in a response, and does not show those of the opening
-
-
-def placed(features: Features, place: int) -> Features:
-    """Media and kinds of tokens of a conversation that begins at a token of a response, as media of that response."""
-    tensors = {f"{place}/{name}": tensor for name, tensor in (*features.tensors.items(), *features.kinds.items())}
-    return Features(tensors, {f"{place}/{name}": axis for name, axis in features.axes.items()})
-
-
 def unfolded(completion: Completion) -> Completion:
     """A row per conversation: the tokens that somebody else begins anew, at position 0, are a prompt of their own.
 
@@ -161,40 +152,19 @@ def unfolded(completion: Completion) -> Completion:
     table, index, parts = [prompts.table], [], []
     for row, length in enumerate(completion.length.tolist()):
         whole, opening = completion.select([row]), int(prompts.index[row])
-        starts = [0, *begins[row].nonzero().flatten().tolist()]
+        starts, features = [0, *begins[row].nonzero().flatten().tolist()], completion.features[row]
         for start, end in pairwise([*starts, length]):
-            first, prompt, features = start, opening, _without_places(completion.features[row], end)
+            first, prompt = start, opening
+            own = replace(features, kinds={name: kind[:end] for name, kind in features.kinds.items()}, anew={})
             if start:
                 first += int(completion.mask[row, start:end].int().argmax())  # what the policy says to it
-                table.append(_prompt(completion, row, start, first, prompts.table.features[opening]))
-                prompt, features = len(prompts.table) + len(table) - 2, Features()
+                ids, positions = completion.ids[row, start:first], completion.positions[row, :, start:first]
+                table.append(Encoded(ids=[ids], positions=[positions], features=[features.anew[start]]))
+                prompt, own = len(prompts.table) + len(table) - 2, Features()
             index.append(prompt)
             cut: Any = {name: getattr(whole, name)[..., first:end] for name in ("ids", "mask", "logprob", "positions")}
-            parts.append(replace(whole, **cut, length=torch.tensor([end - first]), features=[features]))
+            parts.append(replace(whole, **cut, length=torch.tensor([end - first]), features=[own]))
     return replace(Completion.cat(parts), prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)))
-
-
-def _prompt(completion: Completion, row: int, start: int, end: int, opening: Features) -> Encoded:
-    """The conversation that begins at a token; where it has no media of its own, it shows those of the opening."""
-    own, before = completion.features[row], f"{start}/"
-    named = {name.removeprefix(before): value for name, value in own.tensors.items() if name.startswith(before)}
-    kinds = {name: value for name, value in named.items() if name in opening.kinds}
-    tensors = {name: value for name, value in named.items() if name not in kinds}
-    axes = {name.removeprefix(before): axis for name, axis in own.axes.items() if name.startswith(before)}
-    media = Features(tensors, axes) if tensors else opening
-    if NO_MEDIA.keys() <= tensors.keys():
-        media = Features()
-    features = Features(media.tensors, media.axes, kinds)
-    return Encoded(
-        ids=[completion.ids[row, start:end]], positions=[completion.positions[row, :, start:end]], features=[features]
-    )
-
-
-def _without_places(features: Features, length: int) -> Features:
-    """The media and kinds of the first tokens, without those of conversations that begin after them."""
-    tensors = {name: tensor for name, tensor in features.tensors.items() if "/" not in name}
-    kinds = {name: kind[:length] for name, kind in features.kinds.items()}
-    return replace(features, tensors=tensors, kinds=kinds)
 
 
 def paired(model: LanguageModel, rows: Completion) -> Completion:
@@ -346,7 +316,7 @@ KEEP = 2**22  # probabilities kept for the backward pass, if all fit; else they 
 
 @dataclass(frozen=True)
 class Head:
-    """A language head: logits = scale * (weight @ state), and cap * tanh(logits / cap) where there is a cap."""
+    """A language head: logits = scale * (weight @ state), or scale * cap * tanh(weight @ state / cap) with a cap."""
 
     weight: Tensor  # [V, D]
     scale: float = 1.0

@@ -200,6 +200,9 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
     if isinstance(values.get("messages"), str):  # as runs keep them, beside the text of the question
         values |= {"messages": parse_json(values["messages"]), "prompt": None}
     asked, tokens = replace(record, values=values), None
+    for key, given in (("token_ids", ids), ("logprobs", logprobs)):
+        if given is not None and not isinstance(given, list | tuple):
+            raise ValueError(f"{key!r} is {shown(given)}; it must be a list of numbers")
     if turns not in (None, 1):
         raise ValueError(f"'turns' is {shown(turns)}; only single responses have scores to learn from; remove it")
     if ids is None and (finished is False or logprobs is not None):
@@ -214,7 +217,8 @@ def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) 
         response = last_response(asked, options)
     else:  # which may be empty
         key, value = find(values, RESPONSE, options.response_key, "response_key")
-        response, tokens = text_of(value, key), tuple(int(number_of(token, "token_ids")) for token in ids)
+        response = text_of(value, key)
+        tokens = tuple(int(_label(token, "token_ids", least=0, must="tokens are 0 or more")) for token in ids)
     known = tuple(number_of(value, "logprobs") for value in logprobs or ())
     if logprobs is not None and len(known) != len(tokens or ()):
         raise ValueError(f"has {len(known)} logprobs of {len(tokens or ())} token_ids; give one of each")
@@ -250,10 +254,8 @@ def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -
     target = (_by_head(value, key, needs.heads, SHARE if needs.shares else _label),)
     if needs.question:
         yield replace(drawn(record, options, needs, "images"), target=target)
-    elif (response := one_response(record, options)) is not None:
-        yield ResponseRecord(question(record, options), (response,), target=target)
     else:
-        raise ValueError("has no response; give one under response, completion or output")
+        yield ResponseRecord(question(record, options), (last_response(record, options),), target=target)
 
 
 def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -272,14 +273,9 @@ class Balance:
         if self._router_logits is not None:
             self._router_logits.append(output[place].flatten(0, -2))
 
-    @contextmanager
-    def learning(self, share: float) -> Iterator[None]:
+    def learning(self, share: float) -> AbstractContextManager[Any]:
         """Forward passes in this context have that share of the loss; none with 0."""
-        self._share = share
-        try:
-            yield
-        finally:
-            self._share = 0.0
+        return patch.object(self, "_share", share)
 
     def metrics(self) -> dict[str, float]:
         """The losses of an optimizer batch, of this rank."""
@@ -296,12 +292,9 @@ class Balance:
         """Run a forward pass; the hidden states of a role that learns bring the loss's gradient."""
         if not self._share or role not in self._losses or not torch.is_grad_enabled():
             return run()
-        self._router_logits = []
-        try:
+        with patch.object(self, "_router_logits", list[Tensor]()) as seen:  # none of a backward pass, which recomputes
             states = run()
-            logits = [states.all(layer.index_select(0, states.index)) for layer in self._router_logits]
-        finally:
-            self._router_logits = None  # recomputation in a backward pass is not recorded
+        logits = [states.all(layer.index_select(0, states.index)) for layer in seen]
         loss = self._share * load_balancing(logits, self.top_k)
         self._losses[role].append(loss.detach())
         return replace(states, hidden=_AttachLoss.apply(states.hidden, self.coef * loss))  # type: ignore[no-untyped-call]

@@ -7,16 +7,18 @@ of the experts counts is computed anew, so gradients reach the router.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from burnish.types.completion import Completion
+from burnish.utils.errors import UserError
 
 T = TypeVar("T")
 TOLD = ("top_k", "num_experts", "weight")  # attributes of a router
@@ -28,6 +30,19 @@ def routers_of(network: nn.Module) -> dict[int, Any]:
         next(int(part) for part in place.split(".") if part.isdigit()): module
         for place, module in network.named_modules() if all(hasattr(module, name) for name in TOLD)
     }  # fmt: skip
+
+
+def check_replay(network: nn.Module, *, recorded: bool = True) -> None:
+    """Refuse to replay experts that nobody records, as samplers other than Burnish's own layers and vLLM do.
+
+    Raises:
+        UserError: they are not ``recorded``, or the network has no router whose choice can be replayed.
+    """
+    if not (recorded and routers_of(network)):
+        raise UserError(
+            f"rollout.router_replay is true, but responses of {type(network).__name__} are decoded by its own forward "
+            "pass, in which nobody records what routers choose; remove it"
+        )
 
 
 class Routers:
@@ -45,25 +60,17 @@ class Routers:
 
     def recorded(self, run: Callable[[], T]) -> tuple[T, list[Tensor]]:
         """What a function makes, and the experts [N, k] int16 that each layer chose meanwhile."""
-        self._seen = []
-        try:
-            return run(), self._seen
-        finally:
-            self._seen = None
+        with patch.object(self, "_seen", list[Tensor]()) as seen:
+            return run(), seen
 
-    @contextmanager
-    def replayed(self, experts: Tensor | None) -> Iterator[None]:
+    def replayed(self, experts: Tensor | None) -> AbstractContextManager[Any]:
         """Have experts [N, layers, k] chosen in this context, and where its forward pass is computed again.
 
         None and a -1 leave the choice to the routers. All passes that one backward pass goes through have the same.
         """
-        self._given = experts
         if torch.is_grad_enabled():
             self._learned = experts
-        try:
-            yield
-        finally:
-            self._given = None
+        return patch.object(self, "_given", experts)
 
     def _route(self, layer: int, count: int, own: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         again = torch._C._current_graph_task_id() >= 0  # in a backward pass

@@ -410,7 +410,3 @@ class Turn:
 
     rows: list[Past]
     most: int  # bytes that may be kept of all of them, 0 of the last one; what has no room is computed again
-
-    def has_room(self, size: int) -> bool:
-        """Whether as many bytes more may be kept."""
-        return size + sum(past.cached.nbytes for past in self.rows if past.cached is not None) <= self.most

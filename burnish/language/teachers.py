@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,26 +51,22 @@ Known = Tensor | Vocabularies | None
 Measure = Callable[[Tensor, Tensor, Known], Tensor]  # of student's and teacher's log-probs, [n, V] and [n, W]
 
 
-@dataclass(frozen=True)
-class Distributions:
-    """Distributions over the tokens that are compared, from states."""
+def distribution(states: Tensor, *, head: Head | None, temperature: float, banned: Tensor, vocabulary: int) -> Tensor:
+    """Log-probs [n, V] of the first V tokens, from states [n, D], or from logits where there is no head.
 
-    head: Head | None  # None where states are logits already
-    temperature: float
-    banned: Tensor  # [K] long
-    vocabulary: int
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Log-probs [n, V] from states [n, D], or from logits."""
-        if self.head is None:
-            logits = states.float() / self.temperature
-        else:
-            none = self.banned[:0]
-            logits = scaled_logits(states, self.head.weight, self.temperature / self.head.scale, none, self.head.cap)
-        logits = logits[:, : self.vocabulary]
-        if len(self.banned):
-            logits = logits.index_fill(-1, self.banned, -torch.inf)
-        return logits.log_softmax(-1)
+    Args:
+        states: of which each is read.
+        head: of the language.
+        temperature: divides the logits.
+        banned: [K] long, tokens without probability.
+        vocabulary: V.
+    """
+    if head is None:
+        logits = states.float() / temperature
+    else:
+        logits = scaled_logits(states, head.weight, temperature / head.scale, banned[:0], head.cap)
+    logits = logits[:, :vocabulary]
+    return (logits.index_fill(-1, banned, -torch.inf) if len(banned) else logits).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -221,10 +217,11 @@ class Teacher:
             banned = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
             self.compared = [(banned, vocabulary)] * 2
 
-    def distributions(self, side: int, head: Head | None, device: torch.device) -> Distributions:
-        """Of the student (0) or the teacher (1), by its language head."""
-        banned, vocabulary = self.compared[side]
-        return Distributions(head, self.roles.temperature, to_device(banned, device), vocabulary)
+    def distributions(self, side: int, head: Head | None, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What the student (0) or the teacher (1) makes of states, by its language head."""
+        banned, size = self.compared[side]
+        how: Any = {"temperature": self.roles.temperature, "banned": to_device(banned, device), "vocabulary": size}
+        return partial(distribution, head=head, **how)
 
     def asked(self, scored: ScoredResponses) -> list[Prompt | None]:
         """What it reads in place of each prompt, [B]; None where it teaches nothing."""

@@ -39,7 +39,7 @@ from burnish.language.roles import LanguageRoles
 from burnish.language.teacher_inputs import options_of
 from burnish.language.vllm.process import BUCKET
 from burnish.options import LARGEST
-from burnish.plan.counter import CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
+from burnish.plan.counter import BATCH, CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
@@ -225,8 +225,12 @@ class MadeUpResponses(LanguageEngine):
         environment, model = self.half.assembly.config.environment, self.roles.model
         if environment is None or environment.max_turns == 1 or not model.keeps_turns:
             return 0
-        tokens = self.encode.length + max(environment.longest(0), 0)
-        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), KEPT))
+        written = self.half.assembly.config.rollout.max_new_tokens
+        most = (environment.max_turns - 1) * written  # nothing follows the last turn
+        tokens = self.encode.length + min(most, environment.max_length or most)
+        rows = len(job.prompts) * (self.half.counter.times.get(BATCH, 1) if job.purpose == "rollout" else 1)
+        width = sum(heads * width for heads, width in key_sizes(model.network.config.get_text_config()))
+        return int(min(rows * tokens * 2 * width * model.compute.itemsize, KEPT))
 
 
 def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:

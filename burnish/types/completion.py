@@ -23,6 +23,8 @@ class Features:
     axes: dict[str, int] = field(default_factory=dict)  # along which further media follow; 0 where not named
     kinds: dict[str, Tensor] = field(default_factory=dict)  # [L] long each: kinds of tokens, for models that ask
     sizes: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # of images, videos, sounds (``Shown``)
+    # of a response: those of each conversation that is written anew in it, by the token that it begins with
+    anew: dict[int, Features] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, several: Sequence[Features], lengths: Sequence[int] = ()) -> Features:
@@ -40,7 +42,7 @@ class Features:
         sizes: dict[str, list[tuple[float, ...]]] = {}
         for kind, more in (item for one in several for item in one.sizes.items()):
             sizes[kind] = sizes.get(kind, []) + more
-        return cls(tensors, axes, kinds, sizes)
+        return cls(tensors, axes, kinds, sizes, {at: own for one in several for at, own in one.anew.items()})
 
     def in_precision(self, dtype: torch.dtype) -> Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""

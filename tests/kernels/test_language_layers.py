@@ -12,6 +12,7 @@ from burnish.language import logprobs as head
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
 from burnish.language.logprobs import costs_of
+from burnish.language.model.capabilities import fitted_head
 from burnish.language.model.forwards import settle_ties
 from burnish.language.model.known import Known, upload
 from tests.support.language_samples import encode_all, model_of, responses
@@ -50,6 +51,14 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, ba
             for pair in (ours, theirs)
         ]
         torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "cap", "dtype"), [(0.18, 2.0, torch.float32), (1.0, 30.0, torch.bfloat16)])
+def test_scale_and_cap_are_told_from_logits(scale, cap, dtype):
+    plain = 25 * draw()[0].detach()
+    for logits, known in ((scale * plain, None), (cap * (scale * plain / cap).tanh(), cap)):
+        _, found, before = min(fitted_head(logits.to(dtype).float(), plain, one) for one in (None, cap))
+        assert (found, before or 0) == pytest.approx((scale, cap / scale if known else 0), rel=2e-3)
 
 
 def test_nothing_as_large_as_tokens_times_vocabulary_is_kept(monkeypatch):

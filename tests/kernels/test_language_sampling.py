@@ -9,11 +9,13 @@ import torch
 
 from burnish.language.batches import repeated, response_stats
 from burnish.language.decoders import decode
-from burnish.language.engine import so_far
+from burnish.language.engine import LanguageEngine, ResponseJob, so_far
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, PartialResponse
+from burnish.types.prompt import Prompt
+from tests.support.games import Roles
 from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of, trimmed
 from tests.support.tiny_language import FAMILIES
 
@@ -24,13 +26,10 @@ ANSWERS = [
 ]
 
 
-def words(text):
-    return tuple(np.array([int(word, 16)], dtype=np.uint64) for word in text.split())
-
-
 @pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
 def test_philox_gives_the_published_answers(counter, key, answer):
-    assert [int(word[0]) for word in philox(words(key), words(counter))] == [int(w[0]) for w in words(answer)]
+    words = [[np.array([int(word, 16)], dtype=np.uint64) for word in text.split()] for text in (key, counter)]
+    assert " ".join(f"{int(word[0]):08x}" for word in philox(*words)) == answer
 
 
 def test_a_number_depends_on_its_key_and_place_alone():
@@ -98,7 +97,6 @@ def test_the_temperature_alone_is_that_of_the_reported_log_probs():
     filters = {"top_k": 3, "repetition_penalty": 1.3, "top_p": 0.9, "min_p": 0.05}
     for sampling in (filters, {"first_temperature": 10.0}):
         model, completion = sample(temperature=0.5, **sampling)
-        assert model.capabilities.fast, "a decoder that is wrong is left for the class's own"
         scores = response_logprobs(model, model.network, completion, temperature=0.5)
         torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
 
@@ -208,6 +206,14 @@ def test_a_policy_that_computes_no_numbers_is_told(monkeypatch):
         answers("llama", n=1)
 
 
+def test_a_prompt_that_leaves_no_positions_is_named():
+    engine = LanguageEngine(Roles("llama"), batch_size=4, seed=0)
+    asked = [Prompt(text="a b " * count, where=f"asked.jsonl:{count}") for count in (1, 999)]
+    how = {"purpose": "rollout", "update": 1, "sampling": Sampling(max_new_tokens=8)}
+    with pytest.raises(ValueError, match=r"asked\.jsonl:999.* positions"):
+        engine.sample(ResponseJob.groups(asked, 1, **how))
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 def test_a_response_is_handed_over_when_it_ends(family):
     told, got = [], {}
@@ -224,12 +230,9 @@ def test_a_response_is_handed_over_when_it_ends(family):
         assert finished == bool(completion.finished[row])
 
 
-def test_repeated_runs_of_tokens():
+def test_only_what_the_policy_chose_is_looked_at_and_runs_that_are_repeated():
     assert repeated([1, 2, 3]) == repeated([]) == repeated(range(50)) == 0.0
     assert repeated([1, 2, 3, 4] * 5) == pytest.approx(13 / 17)  # of 17 runs 4 differ
-
-
-def test_only_what_the_policy_chose_is_looked_at():
     encoded = Encoded(ids=[torch.tensor([5])], positions=[torch.tensor([[0]])], features=[None])
     trace = Completion.of_text(
         Gathered(table=encoded, index=torch.tensor([0])), torch.tensor([[3, 4, 5, 6]]), torch.tensor([4]), axes=1,

@@ -85,10 +85,11 @@ def test_turns_and_suites_are_counted(large, tmp_path, monkeypatch):
     game = ["environment.name=function", "environment.path=tests.support.games:Show", "environment.max_turns=3"]
     game += ["rollout.max_new_tokens=1000", "data.max_prompt_length=1024"]
     peaks = []
-    for kept in (0, 1 << 26):  # less than all conversations have
+    for kept in (0, 1 << 26, 1 << 30):  # the second is less than all conversations have, the third more
         monkeypatch.setattr("burnish.plan.language.KEPT", kept)
         peaks.append(large(*game).pools["train"]["sample"]["peak"])
-    assert peaks[1] - peaks[0] == pytest.approx(0.0625, abs=0.02)
+    conversations = 8 * 3024 * 2 * 4 * 4 * 64 * 4 / 2**30  # rows, columns, keys and values, layers, heads, width, bytes
+    assert [peak - peaks[0] for peak in peaks[1:]] == pytest.approx([0.0625, conversations], abs=0.02)
     (tmp_path / "longer.yaml").write_text(
         "task: image-text-to-text\nprompts: burnish:vlm_quickstart/heldout.jsonl\nscorers: {exact: {}}\n"
         "responding: {max_new_tokens: 2048}\ndata: {max_prompt_length: 160}\n"

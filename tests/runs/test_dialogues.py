@@ -1,26 +1,22 @@
 """Dialogues as they are sampled: which tokens are whose, that the trainer sees them alike, and what ends them."""
 
-import asyncio
 import itertools
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
-from burnish.environments.base import Environment, Observation
 from burnish.language.logprobs import response_logprobs, unfolded
 from burnish.language.sampling import Sampling
-from burnish.registry import lookup, options
+from burnish.registry import lookup
 from burnish.rewards.calls import call_reward
-from burnish.rewards.text.base import POLICY, Response
+from burnish.rewards.text.base import POLICY
 from tests.support.asked import reward
 from tests.support.games import Roles, Shows, play, prompts
 from tests.support.language_samples import model_of, trimmed
 from tests.support.optional import seldom
-from tests.support.tiny_language import noise_image
 
 LONG = Sampling(max_new_tokens=24, temperature=1.0, stop=tuple("aeiou"))
 # Qwen3's and GLM's drop what was thought in earlier turns; a tiny model thinks all but its last letter
@@ -78,14 +74,15 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
         assert len(response.dialogue.images) == 4
         assert [who for who, _ in response.dialogue.said] == ["user", *[POLICY, "user"] * 3]
         assert response.dialogue.said[0][1] == "[image]Begin."
-    asked = prompts()[:1]
-    for how, value in (({}, 3.0), ({"total": "last"}, 1.5)):
-        assert reward("environment", **how)(responses[:1], asked)[0].value == value
-    assert reward("environment")([Response("a")], asked)[0].value is None
+    assert reward("environment", total="last")(responses[:1], prompts()[:1])[0].value == 1.5
 
 
 def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike():
-    together, said = play(Shows(), prompts(), n=3)
+    told = []
+    together, said = play(
+        Shows(), prompts(), n=3, finished=lambda rows, ended: told.extend(zip(rows, ended, strict=True))
+    )
+    assert sorted(told, key=lambda pair: pair[0]) == list(enumerate(said)), "each once, when it is over"
     crowded, same = play(Shows(), prompts(), n=3, batch_size=2)
     alone, word = play(Shows(), prompts()[1:], n=3)
     assert [one.dialogue for one in said] == [one.dialogue for one in same]
@@ -141,38 +138,26 @@ def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, say
     seen_alike(model_of("qwen2_5_vl"), completion)
 
 
-class Film:
-    """Shows a clip after each response; of the second prompt a strip that no processor reads. All of it is async."""
-
-    async def reset(self, prompt, seed):
-        self.lock, self.broken, self.turn = asyncio.Lock(), prompt.text == "Two?", 0
-        return Observation()
-
-    async def step(self, response):
-        async with self.lock:
-            await asyncio.sleep(0)
-        self.turn += 1
-        grey = np.full((4, 28, 28, 3), 20 * self.turn, np.uint8)
-        shown = noise_image(0, 900, 2) if self.broken else grey
-        return Observation([shown, "Go on."], reward=1.0, done=self.turn == 3)
-
-
-@options
-class ShowsFilms(Environment):
-    def episode(self):
-        return Film()
-
-
 @pytest.mark.parametrize(("family", "history"), [("qwen2_5_vl", "tokens"), ("internvl", "template")])
 def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_reads_breaks_its_own_dialogue(
     family, history
 ):
-    completion, responses = play(ShowsFilms(history=history), prompts(family), family=family)
-    assert all(one.dialogue.rewards == (1.0, 1.0, 1.0) for one in responses[:2])
-    assert [words for who, words in responses[0].dialogue.said if who != POLICY] == ["[video]Go on."] * 3
+    """A strip 450 times as wide as it is high, which only Qwen's refuses."""
+    shows = Shows(opening=False, films=True, fails="strip", history=history)
+    completion, responses = play(shows, prompts(family), family=family)
+    assert all(one.dialogue.rewards == (0.5, 1.0, 1.5) for one in responses[:2])
+    assert responses[0].dialogue.said[1::2] == tuple(("user", f"[video]Turn {turn}.") for turn in (1, 2, 3))
     seen_alike(Roles(family).model, completion, layouts=("padded", "packed"))
     if family == "qwen2_5_vl":
         assert "processor" in responses[2].dialogue.error
+        assert completion.features[0].tensors["video_grid_thw"].tolist() == [[4, 8, 8]] * 2, "all frames, in pairs"
+
+
+def test_what_follows_another_question_is_seen_alike_by_sampler_and_trainer():
+    completion, responses = play(Shows(asks=True), prompts())
+    assert [one.dialogue.rewards for one in responses] == [(None, 1.0, 1.5)] * 4
+    assert "system\nBe brief." in model_of("qwen2_5_vl").tokenizer.decode(completion.prompts.table.ids[0])
+    seen_alike(model_of("qwen2_5_vl"), completion, layouts=("padded", "packed"))
 
 
 def test_a_conversation_that_its_template_only_continues_is_not_written_anew():

@@ -1,5 +1,6 @@
 """Small environments for tests, and an engine that plays them with a tiny model."""
 
+import asyncio
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,40 +21,49 @@ SAMPLING = Sampling(max_new_tokens=5, temperature=0.9)
 
 
 class Show:
-    """Shows an image after every response; what it says and when it stops depends on seed and responses."""
+    """Shows something after every response; what it says and when it stops depends on seed and responses."""
 
-    def __init__(self, opening: bool, images: bool, fails: str, turns: int) -> None:
-        self.opening, self.images, self.fails, self.turns = opening, images, fails, turns
-        self.heard: list[str] = []
+    def __init__(self, how: Any) -> None:
+        self.how, self.heard = how, list[str]()
 
-    def reset(self, prompt: Prompt, seed: int) -> Observation:
-        self.seed, self.text = seed, prompt.text
-        if self.fails == "reset" and prompt.text == "Two?":
+    async def reset(self, prompt: Prompt, seed: int) -> Observation:
+        self.lock, self.seed, self.fails = asyncio.Lock(), seed, self.how.fails if prompt.text == "Two?" else ""
+        if self.fails == "reset":
             raise RuntimeError("no board")
-        if self.fails in ("reward", "length"):
-            return Observation(["Begin." * 999]) if self.fails == "length" else Observation(reward=1.0)
-        return Observation([noise_image(seed % 1000), "Begin."]) if self.opening else Observation()
+        if self.how.fails in ("reward", "length"):
+            return Observation(["Begin." * 999]) if self.how.fails == "length" else Observation(reward=1.0)
+        if self.how.asks:
+            return Observation("Be brief.", role="system")
+        return Observation([noise_image(seed % 1000), "Begin."]) if self.how.opening else Observation()
 
-    def step(self, response: str) -> Observation:
+    async def step(self, response: str) -> Observation:
+        async with self.lock:
+            await asyncio.sleep(0)
         self.heard.append(response)
-        if self.fails == "step" and self.text == "Two?" and len(self.heard) == 2:
+        turn = len(self.heard)
+        if self.fails == "step" and turn == 2:
             raise RuntimeError("no such move")
-        if self.fails == "type":
+        if self.how.fails == "type":
             return "well"  # type: ignore[return-value]
-        seen = [noise_image(self.seed % 1000 + len(self.heard), 16, 24)] if self.images else []
-        done = len(self.heard) >= self.turns
-        return Observation([*seen, f"Turn {len(self.heard)}."], reward=0.5 * len(self.heard), done=done)
+        if self.how.asks and turn == 1:
+            return Observation("Two?", prompt=Prompt(text="Two?"))
+        film, image = np.full((8, 28, 28, 3), 20 * turn, np.uint8), noise_image(self.seed % 1000 + turn, 16, 24)
+        shown = noise_image(0, 900, 2) if self.fails == "strip" else film if self.how.films else image
+        content = [*[shown] * self.how.images, f"Turn {turn}."]
+        return Observation(content, reward=0.5 * turn, done=turn >= self.how.turns)
 
 
 @options
 class Shows(Environment):
     opening: bool = True
     images: bool = True
-    fails: str = ""
+    films: bool = False  # in place of images
+    fails: str = ""  # how; some alone after the second prompt
     turns: int = 3
+    asks: bool = False  # another question after the first answer
 
     def episode(self) -> Show:
-        return Show(self.opening, self.images, self.fails, self.turns)
+        return Show(self)
 
 
 class Roles:
@@ -80,12 +90,14 @@ def prompts(family: str = "qwen2_5_vl") -> list[Prompt]:
     return [Prompt(text="One?", messages=(Message("user", parts),), images=(seen,)), Prompt(text="Two?")]
 
 
-def play(environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, **more: Any) -> Any:
-    own = LanguageEngine(Roles(family), batch_size=more.pop("batch_size", 256), seed=more.pop("seed", 0))
-    engine = Dialogues(own, environment)
-    update, sampling = more.pop("update", 1), more.pop("sampling", SAMPLING)
-    job = ResponseJob.groups(asked, n, purpose="rollout", update=update, sampling=sampling)
-    return engine.sample(job)
+def play(
+    environment: Environment, asked: list[Prompt], *, family: Any = "qwen2_5_vl", n: int = 2, batch_size: int = 256,
+    seed: int = 0, update: int = 1, **how: Any,
+) -> Any:  # fmt: skip
+    engine = LanguageEngine(Roles(family), batch_size=batch_size, seed=seed)
+    engine.dialogues = Dialogues(engine, environment)
+    given = {"purpose": "rollout", "update": update, "sampling": SAMPLING} | how
+    return engine.sample(ResponseJob.groups(asked, n, **given))
 
 
 def Boxes() -> Any:

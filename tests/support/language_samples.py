@@ -15,6 +15,7 @@ from burnish.language.model.loading import load_language_model
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from tests.support.tiny_language import SEEING, chat, film, noise_image, tiny_language
+from tests.support.universal import as_documented
 
 
 @cache
@@ -30,7 +31,7 @@ def model_at(folder: Path) -> Any:
 
 @cache
 def model_of(family: str) -> Any:
-    return model_at(folder_of(family))
+    return as_documented(model_at(folder_of(family)), family)
 
 
 @cache

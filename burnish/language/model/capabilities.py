@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -185,14 +186,21 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
         return Capabilities(own_logits=True)
     slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
-    scale = float((found * plain).sum() / plain.square().sum())
-    if float((found - scale * plain).abs().max()) <= slack:
-        return Capabilities(scale=1.0 if abs(scale - 1) < 1e-3 else scale)
-    for config in (model.config.get_text_config(), model.config):
-        cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
-        if cap and float((found - cap * (plain / cap).tanh()).abs().max()) <= slack:
-            return Capabilities(cap=float(cap))
-    return Capabilities(own_logits=True)
+    configs = (model.config.get_text_config(), model.config)
+    caps = {getattr(one, name, None) for one in configs for name in ("final_logit_softcapping", "logits_soft_cap")}
+    fits = [fitted_head(found, plain, cap) for cap in (None, *filter(None, caps))]
+    error, scale, cap = min(fits, key=lambda fit: fit[0] * (1 if fit[2] is None else 2))  # of about equal ones no cap
+    return Capabilities(scale=scale, cap=cap) if error <= slack else Capabilities(own_logits=True)
+
+
+def fitted_head(logits: Tensor, plain: Tensor, cap: float | None) -> tuple[float, float, float | None]:
+    """How far logits are from products, scaled and capped at most: the error, the scale, and the cap before scaling."""
+    within = logits if cap is None else cap * (logits / cap).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
+    slope = torch.ones_like(logits) if cap is None else 1 - (logits / cap).square()  # near the cap rounding is all
+    scale = float((slope.square() * within * plain).sum() / (slope * plain).square().sum())
+    scale = 1.0 if abs(scale - 1) < 1e-3 else scale
+    own = scale * plain if cap is None else cap * (scale * plain / cap).tanh()
+    return float((logits - own).abs().max()), scale, cap and cap / (scale or math.inf)
 
 
 def _kinds(model: LanguageModel, completion: Completion) -> dict[str, int]:

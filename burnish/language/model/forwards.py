@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -284,18 +285,15 @@ class Forwards:
         if "position_ids" in self.accepted:  # they are given to the decoder itself
             inputs["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
 
-        def stop(module: nn.Module, args: Any, given: Inputs) -> None:
-            raise ReachedError(dict(given))
+        given: Inputs = {}
+
+        def stop(module: nn.Module, args: Any, arguments: Inputs) -> None:
+            given.update(arguments)
+            raise ReachedError
 
         hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
-        given: Inputs = {}
-        try:
-            with self.precision(inputs):
-                network(**inputs)
-        except ReachedError as reached:
-            (given,) = reached.args
-        finally:
-            hook.remove()
+        with suppress(ReachedError), hook, self.precision(inputs):
+            network(**inputs)
         deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
         others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
         if others or given.get("inputs_embeds") is None:
@@ -331,11 +329,8 @@ class Forwards:
             return None if logits == "all" else (given[0][:, -1:], *given[1:])
 
         hook = network.get_output_embeddings().register_forward_pre_hook(head)
-        try:
-            with self.precision(inputs):
-                out = network(**inputs, return_dict=True)
-        finally:
-            hook.remove()
+        with hook, self.precision(inputs):
+            out = network(**inputs, return_dict=True)
         if not seen:
             raise ValueError("it doesn't call the head that get_output_embeddings() names: its states can't be read")
         return out, seen[0]
@@ -364,13 +359,10 @@ def caching(network: nn.Module) -> Iterator[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer) and layer.training]
-    for layer in layers:
-        layer.training = False
-    try:
-        yield
-    finally:
+    with ExitStack() as restoring:
         for layer in layers:
-            layer.training = True
+            restoring.enter_context(patch.object(layer, "training", False))
+        yield
 
 
 class FirstOfEqual(TorchFunctionMode):
@@ -412,7 +404,7 @@ GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
 
 class ReachedError(Exception):
-    """The decoder was called with these arguments; not an error."""
+    """The decoder was called; not an error."""
 
 
 def planned(

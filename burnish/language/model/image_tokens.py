@@ -8,11 +8,11 @@ joined, and since the last layer of the head is linear, so are its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from burnish.language.model.base import Shown
 from burnish.language.model.chat import CUT
@@ -24,8 +24,6 @@ from burnish.utils.images import NonFiniteImage
 from burnish.utils.weights import quietly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from torch import Tensor, nn
 
@@ -164,7 +162,9 @@ class ImageTokenModel(LanguageModel):
         prompt = self.encode([{"role": "user", "content": [{"type": "text", "text": "A red fox in the snow"}]}])
         words = (prompt.ids[0] - self.codes)[None].to(self.network.device)
         inputs = {"inputs": words, "attention_mask": torch.ones_like(words)}
-        with quietly("transformers"), _short(self.network.config), torch.no_grad():
+        few = min(image_length(self.network.config), COMPARED)
+        short = patch.object(self.network.config.vision_config, "num_image_tokens", few)
+        with quietly("transformers"), short, torch.no_grad():
             ids = self.network.generate(
                 **inputs, generation_mode="image", do_sample=False, guidance_scale=self.guidance
             )
@@ -182,17 +182,6 @@ class ImageTokenModel(LanguageModel):
 def image_length(config: Any) -> int:
     """Tokens of an image."""
     return int(config.vision_config.num_image_tokens)
-
-
-@contextmanager
-def _short(config: Any) -> Iterator[None]:
-    """Have ``generate`` end after a few tokens."""
-    known = config.vision_config.num_image_tokens
-    config.vision_config.num_image_tokens = min(known, COMPARED)
-    try:
-        yield
-    finally:
-        config.vision_config.num_image_tokens = known
 
 
 def embedded(network: Any, ids: Tensor, codes: int) -> Tensor:

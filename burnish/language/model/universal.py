@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -146,20 +147,16 @@ class LanguageModel:
 
     def checked(self) -> Capabilities:
         """What it can do, as compared with its class; see ``capabilities``."""
+        from unittest.mock import patch
+
         from burnish.language.model.capabilities import check
         from burnish.language.model.forwards import FIRST, indexers
 
-        # one token, so that prompts that are tried are long enough for an indexer to leave some out
-        FIRST.most = 1 if indexers(self.network) else None
-        try:
-            return check(self)
-        except UserError:
-            if FIRST.most is None:
-                raise
-            FIRST.most = None  # in half precision rounding may choose another
-            return check(self)
-        finally:
-            FIRST.most = None
+        if indexers(self.network):
+            # one token, so that prompts that are tried are long enough for an indexer to leave some out
+            with patch.object(FIRST, "most", 1), suppress(UserError):
+                return check(self)
+        return check(self)  # in half precision rounding may choose another one token
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""

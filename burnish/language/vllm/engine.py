@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -155,11 +156,8 @@ class VllmEngine(ResponseEngine):
         if self._network is not None:
             yield self._network
             return
-        with self.roles.sampling(merge=self._adapter is None) as self._network:
-            try:
-                yield self._network
-            finally:
-                self._network = None
+        with self.roles.sampling(merge=self._adapter is None) as network, patch.object(self, "_network", network):
+            yield network
 
     @cached_property
     def _carrier(self) -> Carrier | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -115,11 +116,8 @@ class Extension:
             loaded.update(known if names is None else names)
             return names
 
-        model.load_weights = load_weights
-        try:
+        with patch.object(model, "load_weights", load_weights):
             self.reload_weights(weights_iterator=weights())
-        finally:
-            del model.load_weights
         tied = _tie(model)
         return sorted(known - loaded - tied)
 
