@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.yaml_text import show
 from burnish.registry import MayChange, ReadIf, fields
-from burnish.utils.addresses import SECRET_FLAG, SECRET_NAME, secret_in
+from burnish.utils.addresses import SECRET_FLAG, SECRET_NAME, WORD, secret_in
 from burnish.utils.json_text import flattened
 from burnish.utils.user_code import names_code
 
@@ -56,8 +56,8 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
         inner = dict(_sections(value, option))
         for place, leaf in flattened({option: value}) if isinstance(value, dict) and not inner else ():
             if isinstance(leaf, str) and not names_code(leaf):
-                held = secret_in(leaf) or "a secret" * bool(SECRET_NAME.search(place) or SECRET_FLAG.search(leaf))
-                if held:
+                named = SECRET_NAME.search(place) and not (place.endswith("_token") and WORD.match(leaf))
+                if held := secret_in(leaf) or "a secret" * bool(named or SECRET_FLAG.search(leaf)):
                     yield f"{place} holds {held}, which would be saved; set a variable of the environment in its place"
         for place, one in inner.items():
             yield from _problems(run, one, f"{place}.", given, marks)
