@@ -29,7 +29,7 @@ from burnish.utils.installed import require
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, tokenizer_complaint
+from burnish.utils.weights import PICKLED, complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
 MODULAR = "modular_model_index.json"  # the same of one that is made of blocks
@@ -37,13 +37,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9_][\w./-]{0,250}")
 # What is fetched: settings, vocabularies, and weights under the names that libraries read. No pickles, no code, and no
-# second copy of the weights in another precision.
-_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-_WEIGHTS = tuple(
-    f"{stem}{shard}.safetensors" for stem in ("model", "diffusion_pytorch_model") for shard in ("", "-?????-of-?????")
-)
-WORDS = ("*.json", "*.txt", "*.model", "*.jinja")  # of a tokenizer
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# second copy of the weights in another precision. A tokenizer alone has its words.
+WORDS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+# A shard may have any number of digits, and its number before or behind the first ending (Kimi, DeepSeek, Qwen3.5).
+_WEIGHTS = (
+    *(f"{stem}.safetensors" for stem in ("model", "diffusion_pytorch_model")),
+    *(f"{stem}-*-of-{'?' * digits}.safetensors" for stem in ("model", "model.safetensors", "diffusion_pytorch_model")
+      for digits in range(1, 7)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class HubModel:
         if self.files:
             return list(self.files)
         if self.index != PIPELINE:
-            return [*_TEXTS, *_WEIGHTS]
-        return [index.name, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*_TEXTS, *_WEIGHTS))]
+            return [*WORDS, *_WEIGHTS]
+        return [index.name, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*WORDS, *_WEIGHTS))]
 
     def _announce(self, commit: str, patterns: list[str]) -> None:
         """Say what is downloaded.
@@ -152,7 +153,7 @@ class HubModel:
         folders = {pattern.rpartition("/")[0] or "." for pattern in patterns if pattern not in (PIPELINE, MODULAR)}
         for name in sorted(sizes):
             folder = str(Path(name).parent)
-            if not self.files and folder in folders - safe and Path(name).suffix in _PICKLES:
+            if not self.files and folder in folders - safe and Path(name).suffix in PICKLED:
                 raise UserError(
                     f"{self.option} is {self.name}, which has {name}, but no weights in safetensors beside it; Burnish "
                     "downloads no pickles: choose another model or revision, or convert it and give its directory"
@@ -425,7 +426,7 @@ def _mirror(address: str, folder: Path) -> None:
     wanted = {
         name: about for name, about in there.items()
         if ".." not in Path(name).parts
-        and any(fnmatchcase(Path(name).name, pattern) for pattern in (*_TEXTS, *_WEIGHTS))
+        and any(fnmatchcase(Path(name).name, pattern) for pattern in (*WORDS, *_WEIGHTS))
     }  # fmt: skip
     if not wanted:
         raise FileNotFoundError("there is no model in this folder")

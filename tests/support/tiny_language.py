@@ -1,7 +1,6 @@
 """Tiny language models of real transformers classes, with real tokenizers and processors, for tests."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +30,25 @@ PLACES = {
     "qwen": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"),
     "smol": ("<image>", "<video>"),
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+READING: dict[str, tuple[str, dict[str, Any]]] = {  # beginnings of names of classes, and what is theirs alone
+    "llama": ("Llama", {}), "mistral": ("Mistral", {}), "ministral": ("Ministral", {"head_dim": 6}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}), "qwen3_moe": ("Qwen3Moe", {"head_dim": 8, **EXPERTS}),
+    "qwen3": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
+    "qwen2_moe": ("Qwen2Moe", {"shared_expert_intermediate_size": 16, **EXPERTS}),
+}  # fmt: skip
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def build_tokenizer(kind: str, marks: Sequence[str] = ()) -> transformers.PreTrainedTokenizerFast:
-    """A token per byte, the special tokens of a kind of family (qwen, smol or text), and further ones."""
+def build_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
+    """A token per byte, and the special tokens of a kind of family (qwen, smol or text)."""
     letters = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     further = {"qwen": QWEN, "smol": SMOL, "text": ()}[kind]
-    made.add_special_tokens({"additional_special_tokens": [START, *further, *marks]})
+    made.add_special_tokens({"additional_special_tokens": [START, *further]})
     image, video = PLACES.get(kind, ("", ""))
     made.chat_template = CHAT.replace("IMAGE", image).replace("VIDEO", video)
     return made
@@ -101,28 +107,9 @@ def _network(family: str, tokenizer: Any, more: dict[str, Any]) -> Any:
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
         return transformers.SmolVLMForConditionalGeneration(config)
-    if family == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**text, tie_word_embeddings=False))
-    if family == "qwen3_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-        return transformers.Qwen3MoeForCausalLM(
-            transformers.Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False)
-        )
-    if family == "qwen2_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        experts |= {"shared_expert_intermediate_size": 16}
-        return transformers.Qwen2MoeForCausalLM(
-            transformers.Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False)
-        )
-    if family == "mistral":
-        return transformers.MistralForCausalLM(transformers.MistralConfig(**text, tie_word_embeddings=False))
-    if family == "ministral":
-        return transformers.MinistralForCausalLM(
-            transformers.MinistralConfig(**text, head_dim=6, tie_word_embeddings=False)
-        )
-    if family == "qwen3":
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**text, tie_word_embeddings=True))
+    name, own = READING[family]
+    config = getattr(transformers, f"{name}Config")(**({"tie_word_embeddings": False} | own | text))
+    return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
 def _processor(family: str, folder: Path) -> None:
@@ -140,14 +127,14 @@ def _processor(family: str, folder: Path) -> None:
         file.write_text(json.dumps(common | more | {f"{part}_processor_type": f"{name}{part.title()}Processor"}))
 
 
-def tiny_language(folder: Path, family: str, *, seed: int = 0, marks: Sequence[str] = (), **more: Any) -> Path:
+def tiny_language(folder: Path, family: str, *, seed: int = 0, **more: Any) -> Path:
     """A directory in transformers layout with an untrained model whose words differ enough to tell models apart.
 
-    ``marks`` are further special tokens, ``more`` options of the decoder's configuration.
+    ``more`` are options of the decoder's configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "smol" if family == "smolvlm" else "qwen" if family in SEEING else "text"
-    tokenizer = build_tokenizer(kind, marks)
+    tokenizer = build_tokenizer(kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(family, tokenizer, more)
