@@ -19,8 +19,7 @@ from tests.support.tiny_run import burnish
 
 
 def as_published(folder):
-    """A folder as some are: kernels of others, a shard named as Qwen3.5's, a head that config.json ties and the file
-    does not, layers that predict further tokens, a pad token without an embedding, and a folder of templates."""
+    """Have in one folder what published ones have: see its config.json, its tensors, its files and its tokenizer."""
     (file,), config = folder.glob("*.safetensors"), json.loads((folder / "config.json").read_text())
     text, tensors = config.get("text_config", config), load_file(file)
     first = next(name for name in tensors if ".layers.0." in name and "vis" not in name)
@@ -33,8 +32,7 @@ def as_published(folder):
     other |= {"tie_word_embeddings": True, "quantization_config": {"quant_method": "mxfp4"}}
     text |= {"num_nextn_predict_layers": 1, "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config | other))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, pad_token="[PAD]")  # which has no embedding
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": "{{ tools }}"}
     tokenizer.save_pretrained(folder)
 

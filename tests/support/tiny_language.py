@@ -1,6 +1,7 @@
 """Tiny language models of real transformers classes, with real tokenizers and processors, for tests."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,15 @@ READING: dict[str, tuple[str, dict[str, Any]]] = {  # beginnings of names of cla
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def build_tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
-    """A token per byte, and the special tokens of a kind of family (qwen, smol or text)."""
+def build_tokenizer(kind: str, marks: Sequence[str] = ()) -> transformers.PreTrainedTokenizerFast:
+    """A token per byte, the special tokens of a kind of family (qwen, smol or text), and further ones."""
     letters = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     further = {"qwen": QWEN, "smol": SMOL, "text": ()}[kind]
-    made.add_special_tokens({"additional_special_tokens": [START, *further]})
+    made.add_special_tokens({"additional_special_tokens": [START, *further, *marks]})
     image, video = PLACES.get(kind, ("", ""))
     made.chat_template = CHAT.replace("IMAGE", image).replace("VIDEO", video)
     return made
@@ -127,14 +128,14 @@ def _processor(family: str, folder: Path) -> None:
         file.write_text(json.dumps(common | more | {f"{part}_processor_type": f"{name}{part.title()}Processor"}))
 
 
-def tiny_language(folder: Path, family: str, *, seed: int = 0, **more: Any) -> Path:
+def tiny_language(folder: Path, family: str, *, seed: int = 0, marks: Sequence[str] = (), **more: Any) -> Path:
     """A directory in transformers layout with an untrained model whose words differ enough to tell models apart.
 
-    ``more`` are options of the decoder's configuration.
+    ``marks`` are further special tokens, ``more`` options of the decoder's configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "smol" if family == "smolvlm" else "qwen" if family in SEEING else "text"
-    tokenizer = build_tokenizer(kind)
+    tokenizer = build_tokenizer(kind, marks)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(family, tokenizer, more)

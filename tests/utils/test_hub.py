@@ -24,12 +24,11 @@ INDEX = {
     "../evil": ["diffusers", "AutoencoderKL"],
 }  # fmt: skip
 SHARD = "diffusion_pytorch_model-00001-of-00001.safetensors"
-SHARDS = ("model-1-of-61", "model-00163-of-000163", "model.safetensors-00001-of-00014")  # Kimi, DeepSeek, Qwen3.5
 WANTED = {
     PIPELINE: json.dumps(INDEX).encode(), "vae/config.json": b"{}", f"vae/{SHARD}": WEIGHTS,
     "vae/diffusion_pytorch_model.safetensors.index.json": json.dumps({"weight_map": {"w": SHARD}}).encode(),
     "tokenizer/vocab.json": b"{}", "tokenizer/merges.txt": b"#version: 0.2",
-    **{f"vae/{name}.safetensors": WEIGHTS for name in SHARDS},
+    **{f"vae/model{of}.safetensors": WEIGHTS for of in ("-1-of-61", "-00163-of-000163", ".safetensors-00001-of-00014")},
 }  # fmt: skip
 UNWANTED = {
     "vae/diffusion_pytorch_model.fp16.safetensors": WEIGHTS, "vae/diffusion_pytorch_model.bin": b"a pickle",
