@@ -333,7 +333,7 @@ def is_quantized(weight: Any) -> bool:
 def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[str]) -> None:
     """Refuse weights of layers that the network does not have; warn about other unused weights."""
     known = {_pattern(name) for name in network.state_dict()}
-    text = getattr(network.config, "get_text_config", dict)()
+    text: Any = getattr(network.config, "get_text_config", dict)()
     first, count = (getattr(text, name, 0) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
     # behind its own lie those that predict further tokens (DeepSeek-V3), which no class uses
     predicting = {str(first + number) for number in range(count)}
