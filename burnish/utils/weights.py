@@ -117,8 +117,9 @@ def pickle_complaint(folder: Path) -> str:
 def tokenizer_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
     settings = folder / "tokenizer_config.json"
-    reads_bytes = settings.is_file() and read_object(settings).get("tokenizer_class") in OF_BYTES
-    if reads_bytes or any(any(folder.glob(name)) for name in VOCABULARIES):
+    if any(any(folder.glob(name)) for name in VOCABULARIES) or (
+        settings.is_file() and read_object(settings).get("tokenizer_class") in OF_BYTES
+    ):
         return ""
     if (folder / "vocab.json").is_file():
         if (folder / "merges.txt").is_file():
@@ -333,7 +334,7 @@ def is_quantized(weight: Any) -> bool:
 def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[str]) -> None:
     """Refuse weights of layers that the network does not have; warn about other unused weights."""
     known = {_pattern(name) for name in network.state_dict()}
-    text: Any = getattr(network.config, "get_text_config", dict)()
+    text = getattr(network.config, "text_config", network.config)
     first, count = (getattr(text, name, 0) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
     # behind its own lie those that predict further tokens (DeepSeek-V3), which no class uses
     predicting = {str(first + number) for number in range(count)}
