@@ -134,6 +134,7 @@ CANNOT = (
     ("Assistant", "they draft for another model, whose states they read"),
     ("BlockDiffusion", "tokens are denoised by blocks, not written one after the other"),
     ("Protein|^PI0", "proteins, or a robot's actions, beside text"),
+    ("^VibeVoiceAsr", "refused: each forward adds other noise to sounds, so that log-probs are not the same twice"),
     ("^Moshi|^Musicgen|^Dia|^Kyutai|^VibeVoiceFor|^Pop2|^Csm", "they write sounds"),
     ("^(Seamless|SpeechT5|SpeechEncoder|VisionEncoder|EncoderDecoder|Whisper|Udop|Florence)", TWO_PARTS),
     ("^Qwen(2_5|3)Omni(Moe)?ForCond", "a thinker with a talker; the thinker, which is what is trained, has a row"),

@@ -29,7 +29,7 @@ from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
 from burnish.language.routing import Routers
 from burnish.language.teachers import Teachers
-from burnish.models.adapters import adapter_weights
+from burnish.models.adapters import OPTION, WEIGHTS, adapter_folder, read_weights
 from burnish.models.linear import joined
 from burnish.models.lora import lora_layers, merging_rounds
 from burnish.models.targets import language_targets, router_outputs
@@ -79,7 +79,7 @@ class LanguageRoles(TrainedRoles):
         )
         if lora is not None and lora.path is not None:
             # a reference that is refreshed begins as the model without adapters, too
-            self._go_on(adapter_weights(lora), learning)
+            self._go_on(read_weights(adapter_folder(lora) / WEIGHTS, OPTION), learning)
         if lora is not None and model.compute != torch.float32:
             joined(lora_layers(model.network))
         self._freeze([*model.unread_parts, *config.model.freeze])

@@ -140,8 +140,3 @@ def read_weights(file: Path, option: str) -> dict[str, Tensor]:
         raise UserError(f"{option} is {file.parent}, which holds {next(iter(found), 'nothing')}, but no lora_A: it is "
                         "no adapter in peft's format")  # fmt: skip
     return found
-
-
-def adapter_weights(options: LoraOptions) -> dict[str, Tensor]:
-    """The weights of the adapter that a language model goes on from."""
-    return read_weights(adapter_folder(options) / WEIGHTS, OPTION)

@@ -38,12 +38,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,250}")  # as git, which has no .. in names
 # What is fetched: settings, vocabularies, and weights under the names that libraries read. No pickles, no code, and no
-# second copy of the weights in another precision.
-_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-_WEIGHTS = tuple(
-    f"{stem}{shard}.safetensors" for stem in ("model", "diffusion_pytorch_model") for shard in ("", "-?????-of-?????")
-)
-WORDS = ("*.json", "*.txt", "*.model", "*.jinja")  # of a tokenizer
+# second copy of the weights in another precision. A tokenizer alone has its words.
+WORDS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+# A shard may have any number of digits, and its number before or behind the first ending (Kimi, DeepSeek, Qwen3.5).
+_WEIGHTS = (
+    *(f"{stem}.safetensors" for stem in ("model", "diffusion_pytorch_model")),
+    *(f"{stem}-*-of-{'?' * digits}.safetensors" for stem in ("model", "model.safetensors", "diffusion_pytorch_model")
+      for digits in range(1, 7)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ class HubModel:
         if self.files:
             return list(self.files)
         if self.index != PIPELINE:
-            return [*_TEXTS, *_WEIGHTS]
-        return [index.name, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*_TEXTS, *_WEIGHTS))]
+            return [*WORDS, *_WEIGHTS]
+        return [index.name, *(f"{part}/{pattern}" for part in _parts(index) for pattern in (*WORDS, *_WEIGHTS))]
 
     def _announce(self, commit: str, patterns: list[str]) -> None:
         """Say what is downloaded.
@@ -419,7 +421,7 @@ def _mirror(address: str, folder: Path) -> None:
     wanted = {
         name: about for name, about in there.items()
         if ".." not in Path(name).parts
-        and any(fnmatchcase(Path(name).name, pattern) for pattern in (*_TEXTS, *_WEIGHTS))
+        and any(fnmatchcase(Path(name).name, pattern) for pattern in (*WORDS, *_WEIGHTS))
     }  # fmt: skip
     if not wanted:
         raise FileNotFoundError("there is no model in this folder")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from burnish.utils.errors import UserError, listed, log
-from burnish.utils.json_text import parse_json
+from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.reading import understood
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
 READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
+# whose tokens are bytes or characters, so that no vocabulary is written
 OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
-PLAIN = re.compile(r"(?:diffusion_pytorch_model|model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
+PLAIN = re.compile(r"(?:(?:diffusion_)?pytorch_)?model(?:(?:\.safetensors)?-\d+-of-\d+)?\.(?:safetensors|bin)")
 # of both libraries; diffusers wrote the number of a shard before the variant once
 VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)(?:\.(\w+)(?:-\d+-of-\d+)?|-\d+-of-\d+\.(\w+))\.safetensors")
 # ends of names of weights of few bits: GPTQ and AWQ, compressed-tensors, bitsandbytes, FP8
@@ -90,7 +91,7 @@ def refuse_quantized(config: dict[str, Any], where: str) -> None:
     stated = config.get("quantization_config") or (
         inner.get("quantization_config") if isinstance(inner, dict) else None
     )
-    how = stated.get("quant_method") if isinstance(stated, dict) else stated
+    how = stated.get("quant_method", "bitsandbytes") if isinstance(stated, dict) else stated
     if not how or how == "mxfp4":  # which transformers unpacks
         return
     raise UserError(
@@ -113,21 +114,16 @@ def pickle_complaint(folder: Path) -> str:
 
 def tokenizer_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
-    if any(any(folder.glob(name)) for name in VOCABULARIES) or _reads_bytes(folder / "tokenizer_config.json"):
+    settings = folder / "tokenizer_config.json"
+    if any(any(folder.glob(name)) for name in VOCABULARIES) or (
+        settings.is_file() and read_object(settings).get("tokenizer_class") in OF_BYTES
+    ):
         return ""
     if (folder / "vocab.json").is_file():
         if (folder / "merges.txt").is_file():
             return ""
         return f"{folder} has a vocab.json but no merges.txt; download the model again"
     return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); download the model again"
-
-
-def _reads_bytes(file: Path) -> bool:
-    """Whether this describes a tokenizer whose tokens are bytes or characters, for which no vocabulary is written."""
-    try:
-        return parse_json(file.read_bytes()).get("tokenizer_class") in OF_BYTES
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
 
 
 def _listed(index: Path) -> list[str]:
@@ -251,20 +247,15 @@ def own_config(kind: Any, folder: Path) -> Any:
     known = getattr(kind, "config_class", None) or AutoConfig
     config = known.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     config._attn_implementation = config._experts_implementation = None  # and of its parts
+    if (packed := getattr(config, "quantization_config", None)) and packed.get("quant_method") == "mxfp4":
+        packed["dequantize"] = True  # also where kernels could compute with it
     return config
-
-
-def _generation(network: Any, folder: Path) -> None:
-    """Give a network what its folder says about generating, as ``from_pretrained`` does."""
-    from transformers import GenerationConfig
-
-    if network.can_generate() and (folder / "generation_config.json").is_file():
-        network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
     """A network by its config.json alone, in the precision that it would be loaded in."""
     import torch
+    from transformers import GenerationConfig
 
     with understood(f"{folder} can't be read as {kind.__name__}"):
         if hasattr(kind, "load_config"):  # of diffusers
@@ -278,7 +269,8 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
             config = own_config(kind, folder)
             make = kind.from_config if getattr(kind, "config_class", None) is None else kind._from_config
             network = make(config, dtype=dtype, **options)
-            _generation(network, folder)
+            if network.can_generate() and (folder / "generation_config.json").is_file():
+                network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     kept = kept_precise(network, dtype)
     for path, module in network.named_modules():
         for name, weight in list(module.named_parameters(prefix=path, recurse=False)):
@@ -345,7 +337,11 @@ def is_quantized(weight: Any) -> bool:
 def _refuse_further_layers(where: Path, network: nn.Module, further: Sequence[str]) -> None:
     """Refuse weights of layers that the network does not have; warn about other unused weights."""
     known = {_pattern(name) for name in network.state_dict()}
-    layers = [name for name in further if _pattern(name) in known]
+    text = getattr(network.config, "text_config", network.config)
+    first, count = (getattr(text, name, 0) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
+    # behind its own lie those that predict further tokens (DeepSeek-V3), which no class uses
+    predicting = {str(first + number) for number in range(count)}
+    layers = [name for name in further if _pattern(name) in known and predicting.isdisjoint(name.split("."))]
     if layers:
         raise UserError(
             f"{where} has {listed(layers)}, layers that {type(network).__name__} does not have by its config.json; "

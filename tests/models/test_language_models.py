@@ -1,11 +1,14 @@
 """Language models of any class train as they are, are saved as transformers has them, or are refused."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.integrations import hub_kernels
 
 from burnish.language.model.universal import positions_within
 from tests.support.model_runs import changed, refused, run_of
@@ -15,22 +18,43 @@ from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import burnish
 
 
+def as_published(folder):
+    """Have in one folder what published ones have: see its config.json, its tensors, its files and its tokenizer."""
+    (file,), config = folder.glob("*.safetensors"), json.loads((folder / "config.json").read_text())
+    text, tensors = config.get("text_config", config), load_file(file)
+    first = next(name for name in tensors if ".layers.0." in name and "vis" not in name)
+    further = first.replace(".layers.0.", f".layers.{text['num_hidden_layers']}.")
+    tensors |= {further: tensors[first].clone(), "lm_head.weight": torch.randn(text["vocab_size"], text["hidden_size"])}
+    save_file(tensors, shard := file.rename(folder / "model.safetensors-00001-of-00001.safetensors"), {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, shard.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    other: dict = dict.fromkeys(("_attn_implementation", "_experts_implementation"), "somebody/kernels")
+    other |= {"tie_word_embeddings": True, "quantization_config": {"quant_method": "mxfp4"}}
+    text |= {"num_nextn_predict_layers": 1, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config | other))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, pad_token="[PAD]")  # which has no embedding
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": "{{ tools }}"}
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize("model", ["qwen2_5_vl", *seldom("llama", "gemma3")])
-def test_a_saved_model_is_the_model(model, files, tmp_path):
+def test_a_saved_model_is_the_model(model, files, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", lambda *_, **__: pytest.fail("it is fetched"))
     run = run_of(files, model, "model.lora=null", name="saved")
     given = shutil.copytree(files / model, tmp_path / "given")
-    generation = json.loads((given / "generation_config.json").read_text())
-    odd = json.dumps(generation | {"do_sample": False, "temperature": 0.6})  # transformers reads it, and won't write it
-    (given / "generation_config.json").write_text(odd)
+    as_published(given)
+    changed(given / "generation_config.json", do_sample=False, temperature=0.6)  # transformers reads it, not writes it
+    odd = (given / "generation_config.json").read_text()
     run.train("steps=1", f"model.path={given}")
+    assert re.search(r"padded rows \d", caplog.text)
     saved = tmp_path / "saved"
     burnish("export", run.output, "--output", saved)
-    assert "burnish" not in (saved / "config.json").read_text()
+    assert not re.search("burnish|somebody|mxfp4", (saved / "config.json").read_text())
     assert (saved / "generation_config.json").read_text() == odd
     kind = transformers.AutoModelForCausalLM if model == "llama" else transformers.AutoModelForImageTextToText
     theirs = dict(kind.from_pretrained(saved, dtype=torch.float32).named_parameters())
     weights = {name.partition("policy.")[2]: value for name, value in run.tensors.items() if ".optimizer." not in name}
-    assert all(torch.equal(parameter, weights[name]) for name, parameter in theirs.items())
+    assert all(torch.equal(theirs[name], value) for name, value in weights.items() if name)
     templates = [transformers.AutoTokenizer.from_pretrained(folder).chat_template for folder in (given, saved)]
     assert templates[0] == templates[1]
     again = run_of(files, model, f"model.path={saved}", name="again")

@@ -31,6 +31,13 @@ PLACES = {
     "qwen": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"),
     "smol": ("<image>", "<video>"),
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+READING: dict[str, tuple[str, dict[str, Any]]] = {  # beginnings of names of classes, and what is theirs alone
+    "llama": ("Llama", {}), "mistral": ("Mistral", {}), "ministral": ("Ministral", {"head_dim": 6}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}), "qwen3_moe": ("Qwen3Moe", {"head_dim": 8, **EXPERTS}),
+    "qwen3": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
+    "qwen2_moe": ("Qwen2Moe", {"shared_expert_intermediate_size": 16, **EXPERTS}),
+}  # fmt: skip
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
@@ -101,28 +108,9 @@ def _network(family: str, tokenizer: Any, more: dict[str, Any]) -> Any:
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
         return transformers.SmolVLMForConditionalGeneration(config)
-    if family == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**text, tie_word_embeddings=False))
-    if family == "qwen3_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-        return transformers.Qwen3MoeForCausalLM(
-            transformers.Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False)
-        )
-    if family == "qwen2_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        experts |= {"shared_expert_intermediate_size": 16}
-        return transformers.Qwen2MoeForCausalLM(
-            transformers.Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False)
-        )
-    if family == "mistral":
-        return transformers.MistralForCausalLM(transformers.MistralConfig(**text, tie_word_embeddings=False))
-    if family == "ministral":
-        return transformers.MinistralForCausalLM(
-            transformers.MinistralConfig(**text, head_dim=6, tie_word_embeddings=False)
-        )
-    if family == "qwen3":
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**text, tie_word_embeddings=True))
+    name, own = READING[family]
+    config = getattr(transformers, f"{name}Config")(**({"tie_word_embeddings": False} | own | text))
+    return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
 def _processor(family: str, folder: Path) -> None:

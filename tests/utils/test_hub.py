@@ -28,11 +28,12 @@ WANTED = {
     PIPELINE: json.dumps(INDEX).encode(), "vae/config.json": b"{}", f"vae/{SHARD}": WEIGHTS,
     "vae/diffusion_pytorch_model.safetensors.index.json": json.dumps({"weight_map": {"w": SHARD}}).encode(),
     "tokenizer/vocab.json": b"{}", "tokenizer/merges.txt": b"#version: 0.2",
+    **{f"vae/model{of}.safetensors": WEIGHTS for of in ("-1-of-61", "-00163-of-000163", ".safetensors-00001-of-00014")},
 }  # fmt: skip
 UNWANTED = {
     "vae/diffusion_pytorch_model.fp16.safetensors": WEIGHTS, "vae/diffusion_pytorch_model.bin": b"a pickle",
     "vae/custom.py": b"import os", "text_encoder_3/model.safetensors": WEIGHTS, "all_in_one.safetensors": WEIGHTS,
-    "README.md": b"# A model",
+    "README.md": b"# A model", "vae/model-00001-of-00002.fp16.safetensors": WEIGHTS,
 }  # fmt: skip
 
 

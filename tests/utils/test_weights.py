@@ -101,10 +101,11 @@ def test_infinities_are_found_and_large_numbers_and_what_has_no_use_do_no_harm(d
 @pytest.mark.parametrize(("file", "words"), [
     ("tokenizer.json", "tokenizer"), ("processor_config.json", "processor"), ("model.safetensors", "no weights"),
     ("chat_template.jinja", "reads no prompts with images"),  # others put them in without a template
+    ("adapter_config.json", "model.lora.path"),  # it has no such file, and must have none
 ])  # fmt: skip
 def test_a_folder_that_lacks_a_file_is_refused_before_weights_are_loaded(damaged, file, words):
     folder, run = damaged("qwen2_vl")
-    (folder / file).unlink()
+    (folder / file).unlink() if (folder / file).exists() else (folder / file).touch()
     assert ("Loading the model" in refused(run, words)) == (file == "chat_template.jinja")
     assert not run.output.exists()
 
@@ -148,20 +149,6 @@ def test_settings_that_can_not_be_read_are_a_message(damaged):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="qwen2_vl"):
         load_language_model(LanguageModelOptions(path=str(folder), device="cpu"))
-
-
-@pytest.mark.parametrize("family", ["auto", "transformers"])
-def test_a_folder_does_not_choose_kernels_which_would_be_fetched_and_run(damaged, monkeypatch, tmp_path, family):
-    from transformers.integrations import hub_kernels
-
-    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", lambda *_, **__: pytest.fail("it is fetched"))
-    folder, _ = damaged("qwen2_vl")
-    chosen = {"_attn_implementation": "somebody/kernels", "_experts_implementation": "somebody/kernels"}
-    written = json.loads((folder / "config.json").read_text()) | chosen
-    (folder / "config.json").write_text(json.dumps(written))
-    model = load_language_model(LanguageModelOptions(path=str(folder), device="cpu", family=family))
-    model.save(tmp_path / "saved", dict(model.network.state_dict()))
-    assert "somebody" not in (tmp_path / "saved" / "config.json").read_text()
 
 
 @pytest.mark.parametrize(("names", "said"), [

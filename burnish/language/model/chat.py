@@ -94,9 +94,9 @@ class ChatTokenizer:
         template = self.tokenizer.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
-    def after(self, response: str, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> str:
+    def after(self, messages: Chat, tools: Tools = (), *, prompt: bool = True) -> str:
         """What the template writes after a response: its end, and further messages."""
-        said = unused_character(response)
+        said = unused_character(json.dumps(messages, ensure_ascii=False))
         text = self.render(
             [{"role": "user", "content": said}, {"role": "assistant", "content": said}, *messages], tools, prompt=prompt
         )
@@ -131,7 +131,7 @@ class ChatTokenizer:
     def turn_end(self, stop: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that the template writes after a response, up to the one that ends the turn."""
         if self.tokenizer.chat_template is not None:
-            ids = self.ids(self.after("", [], prompt=False))
+            ids = self.ids(self.after([], prompt=False))
             ends = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special} | {*stop}
             for index, token in enumerate(ids):
                 if token in ends:
@@ -291,15 +291,6 @@ def _as_result(content: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def unused_character(text: str) -> str:
     """A character of Unicode's private use area that is not in the text."""
     return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
-
-
-def joined(messages: Chat) -> str:
-    """The text of a conversation, calls of tools and further keys included."""
-    more = [
-        json.dumps({key: value for key, value in message.items() if key not in ("role", "content")}, ensure_ascii=False)
-        for message in messages
-    ]
-    return "".join([*(plain(message["content"]) for message in messages), *more])
 
 
 def plain(content: str | Sequence[dict[str, Any]]) -> str:

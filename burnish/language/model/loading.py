@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
-from burnish.models.adapters import check_adapter_files
+from burnish.models.adapters import SETTINGS, check_adapter_files
 from burnish.models.loading import attention_errors, block_count, compare_attention, placement_of, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
@@ -96,6 +96,11 @@ def check_files(options: CommonModelOptions) -> None:
     sees_or_hears = "vision_config" in config or "audio_config" in config
     if sees_or_hears and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; download the model again")
+    if (path / SETTINGS).is_file():
+        found.append(
+            f"{path} has the {SETTINGS} of an adapter beside a model, which transformers would load with it; merge it "
+            "into the weights, or move its files to a folder of their own (model.lora.path)"
+        )
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
     if (path / GENERATION).is_file():

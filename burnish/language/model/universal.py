@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
-from burnish.language.model.chat import CUT, ChatTokenizer, joined
+from burnish.language.model.chat import CUT, ChatTokenizer
 from burnish.language.model.processors import COMBINED, IMAGES, audio_rate_of, image_tokens, load_processor
 from burnish.language.model.reward_head import HEAD
-from burnish.language.model.tokenizer import read_tokenizer
+from burnish.language.model.tokenizer import TEMPLATE, read_tokenizer
 from burnish.models.lora import save_for_peft
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
 UNLIMITED = 2**31  # positions
 SHORTEST = 1.0  # seconds of a sound
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
 
 @register("language model", "transformers")
@@ -85,8 +85,8 @@ class LanguageModel:
         self.single_forward = False
         self._nested = True  # whether images are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
-        pad = tokenizer.pad_token_id
-        pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
+        pad = tokenizer.pad_token_id  # which may have been added to the tokenizer alone
+        pad = self.stop[0] if pad is None or pad in self.banned.tolist() or pad >= self.readable_ids else pad
         self.forwards = Forwards(network, self._learn_media(), self.embed, pad=pad, compute=compute)
         # the processor loses images beside videos
         self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked, self.least_frames)
@@ -188,6 +188,8 @@ class LanguageModel:
             )
         network = load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
         settle_ties(network)
+        if network.get_output_embeddings() is None:  # it is its decoder's, and not named by the class (NemotronH Omni)
+            network.get_output_embeddings = network.language_model.get_output_embeddings
         return network
 
     # Text
@@ -246,7 +248,7 @@ class LanguageModel:
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
-        encoded = self._encode(self.chat.after(joined(messages), messages, tools), shown)
+        encoded = self._encode(self.chat.after(messages, tools), shown)
         ids, positions, features = encoded.ids[0], encoded.positions[0], encoded.features[0]
         begins = ids[: len(self.end)].tolist()
         ended = 0  # tokens of the response's end that it contains already
@@ -505,16 +507,18 @@ class LanguageModel:
         with torch.device("meta"):
             # not from the network's configuration, which names Burnish's attention
             plain: Any = type(self.network)(own_config(type(self.network), self.path))
+        vars(plain.config).pop("quantization_config", None)  # which has been undone
         plain.load_state_dict(weights, assign=True)
-        plain.tie_weights()
         with quietly("transformers"):
+            plain.tie_weights(missing_keys=set())  # but not a head of its own, whatever config.json says
             own = {} if head is None else {HEAD: head.detach().float().cpu()}
             plain.save_pretrained(folder, state_dict=plain.state_dict() | own)
         # how to generate stays as it is: transformers refuses to write values that it reads
         written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
         for path in sorted(self.path.iterdir()):
-            if path.is_file() and path.name not in written and not path.name.endswith(WEIGHTS):
-                shutil.copyfile(path, folder / path.name)
+            kept = path.name == TEMPLATE[1] or (path.is_file() and not path.name.endswith(WEIGHTS))
+            if kept and path.name not in written:
+                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as peft's ``from_pretrained`` reads it."""
