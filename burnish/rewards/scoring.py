@@ -322,7 +322,7 @@ class Collector:
         self._there: set[int] = set()
         self._pending: list[tuple[list[int], Pending]] = []
         rewards = list(scorer.rewards.values())
-        self._at_the_end = any(reward.puts_away for reward in rewards) or (one_by_one and not scorer.overlaps)
+        self._at_the_end = any(reward.put_away for reward in rewards) or (one_by_one and not scorer.overlaps)
         self._by_group = any(
             reward.compares() != "samples" or (one_by_one and reward.has_weights) for reward in rewards
         )

@@ -1,12 +1,14 @@
 """Functions and classes of users as rewards: they get what their parameters name, and may return what they like."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import burnish as package
+from burnish.rewards.function import scores_of
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support import named_rewards
@@ -46,8 +48,10 @@ def test_parameters_name_what_a_function_gets():
     late = [PROMPTS[0]] * 20 + [Prompt(text="d", answer="")]
     assert values(said("waiting"), [Response("7")] * 21, late) == [1.0] * 20 + [None]
     assert named_rewards.MOST == [21]  # calls of an async function wait together
-    with pytest.raises(ValueError, match=r"a dict without .*; its keys are sharpness"):
-        drawn("trios")(IMAGES, PROMPTS)
+    for wrong, why in (({"sharpness": 1}, "keys are sharpness"), ({1: 0}, "keys are 1"), ({1.0}, "in their order"),
+                       (None, "returned None"), ({"scores": [1], "x": [1, 2]}, "longer")):  # fmt: skip
+        with pytest.raises((ValueError, TypeError), match=why):
+            scores_of(wrong, "it", [None])
 
 
 @pytest.mark.parametrize(("name", "form", "right", "named"), [
@@ -79,6 +83,7 @@ def trios(images): ...
 
 
 each_of_two.compares, trios.compares = "pairs", "trios"  # type: ignore[attr-defined]
+without_name = partial(lambda: 1)
 
 
 def test_groups_and_pairs_are_compared_as_a_whole():

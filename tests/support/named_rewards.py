@@ -124,10 +124,6 @@ def wants_latents(responses, latents):
     return [1.0] * len(responses)
 
 
-def trios(images):
-    return {"sharpness": [2.0] * len(images)}
-
-
 def lists_in_dicts(images):
     return {"scores": [0.25] * len(images), "sharpness": [2.0] * len(images)}
 
