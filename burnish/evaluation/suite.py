@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from burnish.config.checks import problems
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, labelled
 from burnish.config.names import Context
@@ -125,6 +126,39 @@ class Suite:
         content["scorers"] = {label: (reward.name, asdict(reward)) for label, reward in self.scorers.items()}
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
+    def contradictions(self, run: Any) -> Rules:
+        """What in it does not go together."""
+        columns, draws = [REWARD, *component_names(self.scorers)], self.task == DEFAULT
+        other = "responding" if draws else "drawing"
+        changed = asdict(getattr(self, other)) != asdict((Responding if draws else Drawing)())
+        return [
+            *(
+                (
+                    value not in (None, *columns),
+                    f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}",
+                )
+                for option, value in (("primary_metric", self.primary_metric), ("alive", self.alive))
+            ),
+            *(
+                (
+                    label not in (REWARD, *self.scorers),
+                    f"sanity_checks name the scorer {label}; the scorers are {', '.join(self.scorers)}",
+                )
+                for check in self.sanity_checks
+                for label in check.scorers
+            ),
+            *(
+                ((one.kind != "answers") != draws, f"sanity_checks of kind {one.kind} are not for task {self.task}")
+                for one in self.sanity_checks
+            ),
+            (changed, f"{other} is never read for task {self.task}; remove it"),
+            (draws and self.instruction, f"instruction is never read for task {self.task}; remove it"),
+            (
+                not any(reward.weight for reward in self.scorers.values()),
+                "every scorer has weight 0, so that nothing would be scored; give one a weight",
+            ),
+        ]
+
 
 @options
 class GeneratorSuite(Suite):
@@ -186,9 +220,9 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
         raise UserError(f"suite {named} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
     tree["scorers"] = labelled({"rewards": tree["scorers"]})["rewards"]  # null removes one
     kind: Any = GeneratorSuite if tree.get("task", DEFAULT) == DEFAULT else LanguageSuite
-    suite: Suite = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
-    if problems := _contradictions(suite):
-        raise UserError("\n".join(f"suite {named}: {problem}" for problem in problems))
+    suite: Any = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
+    if wrong := [f"suite {named}: {problem}" for problem in problems(suite, given)]:
+        raise UserError("\n".join(wrong))
     return suite
 
 
@@ -212,41 +246,6 @@ def suites_of(config: Any) -> list[Suite]:
             suite = replace(suite, max_prompts=most, changed=sorted({*suite.changed, "max_prompts"}))
         suites[suite.name] = suite
     return list(suites.values())
-
-
-def _contradictions(suite: Suite) -> list[str]:
-    """What in it does not go together."""
-    columns, draws = [REWARD, *component_names(suite.scorers)], suite.task == DEFAULT
-    other = "responding" if draws else "drawing"
-    changed = asdict(getattr(suite, other)) != asdict((Responding if draws else Drawing)())
-    rules: Rules = [
-        *(
-            (
-                value not in (None, *columns),
-                f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}",
-            )
-            for option, value in (("primary_metric", suite.primary_metric), ("alive", suite.alive))
-        ),
-        *(
-            (
-                label not in (REWARD, *suite.scorers),
-                f"sanity_checks name the scorer {label}; the scorers are {', '.join(suite.scorers)}",
-            )
-            for check in suite.sanity_checks
-            for label in check.scorers
-        ),
-        *(
-            ((one.kind != "answers") != draws, f"sanity_checks of kind {one.kind} are not for task {suite.task}")
-            for one in suite.sanity_checks
-        ),
-        (changed, f"{other} is never read for task {suite.task}; remove it"),
-        (draws and suite.instruction, f"instruction is never read for task {suite.task}; remove it"),
-        (
-            not any(reward.weight for reward in suite.scorers.values()),
-            "every scorer has weight 0, so that nothing would be scored; give one a weight",
-        ),
-    ]
-    return [message for wrong, message in rules if wrong]
 
 
 PREPARED = "prepared:"  # before the name of a set
