@@ -220,7 +220,7 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
         raise UserError(f"suite {named} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
     tree["scorers"] = labelled({"rewards": tree["scorers"]})["rewards"]  # null removes one
     kind: Any = GeneratorSuite if tree.get("task", DEFAULT) == DEFAULT else LanguageSuite
-    suite: Any = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
+    suite: Suite = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
     if wrong := [f"suite {named}: {problem}" for problem in problems(suite, given)]:
         raise UserError("\n".join(wrong))
     return suite

@@ -439,5 +439,12 @@ class Reward(AnyReward):
         return "" if self.has_gradients() else f"{self.name} has none"
 
 
+def images_of(sample: Any) -> list[Any]:
+    """What is looked at of a sample where its images are looked at together: itself, or frames of a clip."""
+    if not isinstance(sample, Clip):
+        return [sample]
+    return [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]
+
+
 def _named(kinds: Sequence[Kind]) -> str:
     return " and ".join(f"{kind}s" for kind in kinds)

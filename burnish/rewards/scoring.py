@@ -135,7 +135,16 @@ class Scorer:
         """
         if self._workers or not self.options.processes:
             return
-        _check_sendable(self.rewards)
+        for label, reward in self.rewards.items():
+            try:
+                if type(reward).__module__ == "__main__":
+                    raise TypeError("it is defined in `__main__`")
+                pickle.dumps(reward)
+            except Exception as error:
+                raise UserError(
+                    f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of "
+                    "an importable module, or set scoring.processes=0"
+                ) from None
         for place, rewards in _by(_place, self.rewards).items():
             self._tasks[place] = SimpleQueue()
             for _ in range(1 if place else self.options.processes):
@@ -251,19 +260,6 @@ def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> di
     for label, reward in rewards.items():
         groups.setdefault(key(reward), {})[label] = reward
     return groups
-
-
-def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
-    for label, reward in rewards.items():
-        try:
-            if type(reward).__module__ == "__main__":
-                raise TypeError("it is defined in `__main__`")
-            pickle.dumps(reward)
-        except Exception as error:
-            raise UserError(
-                f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of an "
-                "importable module, or set scoring.processes=0"
-            ) from None
 
 
 def _content(sample: Any) -> Any:
