@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from burnish.config.checks import problems
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, find_recipe, labelled, read_recipe
 from burnish.config.names import Context
@@ -153,7 +154,8 @@ def load_service(served: Sequence[str], *, task: str | None = None) -> ServiceCo
     rewards = checked(dict[str, Annotated[Any, Choice(config.reward_kind)]], tree["rewards"], context, "rewards")
     found: ServiceConfig = checked(ServiceConfig, tree | {"rewards": {}}, context)
     found.rewards = rewards
-    if complaints := list(_problems(found)):
+    unread = (why for label, one in rewards.items() for why in problems(found, given, one, f"rewards.{label}."))
+    if complaints := [*_problems(found), *unread]:
         raise ConfigError(complaints)
     return found
 

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 Mark = tuple[ReadIf, str, Any]  # a mark, and the path and the section that it stands in
 
 
-def problems(run: RunConfig, given: Collection[str]) -> Iterator[str]:
+def problems(run: Any, given: Collection[str], section: Any = None, path: str = "") -> Iterator[str]:
     """Everything that is wrong with a configuration whose options are valid one by one.
 
     Args:
-        run: the configuration.
+        run: the configuration; or that of a suite or a service, whose sections look at nothing that it lacks.
         given: dotted options of the command line. Where an option of the same section decides whether another is read,
             one that is not has to have its default; else it may be in a recipe, whose reader the command line may have
             switched off, but not on the command line.
+        section: the only one to look at, None for all.
+        path: of this section, with a dot behind it.
     """
-    yield from _problems(run, run, "", given, ())
+    yield from _problems(run, run if section is None else section, path, given, ())
 
 
 def may_change(run: RunConfig, option: str) -> bool:

@@ -23,8 +23,6 @@ from burnish.types.prompt import Message, Part
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 MARKERS: dict[str, Kind] = {f"<{kind}>": kind for kind in KINDS}
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# keys of a part under which its own media may be, beside its type's name
-SOURCES = ("url", "path", "bytes")
 ONLY_TEXT = (
     "has {} in a response, which must be text: write there what the model is to write for it, such as "
     "<tool_call>...</tool_call> for a call and <think>...</think> for thoughts"
@@ -100,8 +98,7 @@ def converse(
             raise ValueError(f"has {len(own)} {NAMES[kind].split()[1]}s, but {count} placeholders for them; {mend}")
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
-    supply.messages = messages
-    return supply
+    return replace(supply, messages=messages)
 
 
 def _with_placeholders(messages: list[Message], supply: Conversation) -> list[Message]:
@@ -174,20 +171,16 @@ def _parts(content: Any, supply: Conversation, folder: Path, *, marked: bool) ->
         if kind in ("text", "output_text"):
             yield Part("text", text_of(part.get("text"), "text"))
         elif kind in KINDS:
-            yield _placeholder(part, kind, (kind, f"{kind}_url", f"input_{kind}", *SOURCES), supply, folder)
+            keys = (kind, f"{kind}_url", f"input_{kind}", "url", "path", "bytes")
+            place, given = supply.placed[kind], supply.media[kind]
+            if (own := next((part[key] for key in keys if part.get(key) is not None), None)) is not None:
+                given.insert(place, media_of(own, kind, folder, part.get("fps")))  # it comes next in order
+            if place < len(given):
+                given[place] = fitted(given[place], part)
+            supply.placed[kind] += 1
+            yield Part(kind)
         else:
             raise ValueError(f"has a part of type {part.get('type')!r}; it must be text or {', '.join(KINDS)}")
-
-
-def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: Conversation, folder: Path) -> Part:
-    own = next((part[key] for key in keys if part.get(key) is not None), None)
-    place, given = supply.placed[kind], supply.media[kind]
-    if own is not None:  # which comes next in order
-        given.insert(place, media_of(own, kind, folder, part.get("fps")))
-    if place < len(given):
-        given[place] = fitted(given[place], part)
-    supply.placed[kind] += 1
-    return Part(kind)
 
 
 def _split(text: str, supply: Conversation) -> Iterator[Part]:
@@ -275,25 +268,22 @@ def response_of(value: Any) -> Any:
 
 def _with_history(values: Mapping[str, Any], name: str, value: Any) -> Any:
     """A question with the turns before it and the system message, where the record has some."""
-    before = list(_history(values.get("history"))) if isinstance(value, str) else []
-    system = values.get("system")
-    if not before and not system:
+    turns, system = values.get("history") if isinstance(value, str) else None, values.get("system")
+    if turns is not None and not (
+        isinstance(turns, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in turns)
+    ):
+        raise ValueError(f"'history' is {shown(turns)}; it must be a list of pairs of a question and its response")
+    if not turns and not system:
         return value
+    before = [
+        {"role": role, "content": text_of(said, "history")}
+        for pair in turns or ()
+        for role, said in zip(("user", "assistant"), pair, strict=True)
+    ]
     messages = [*before, {"role": "user", "content": text_of(value, name)}] if isinstance(value, str) else value
     if not system or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": text_of(system, "system")}, *messages]
-
-
-def _history(turns: Any) -> Iterator[dict[str, str]]:
-    if turns is None:
-        return
-    pairs = isinstance(turns, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in turns)
-    if not pairs:
-        raise ValueError(f"'history' is {shown(turns)}; it must be a list of pairs of a question and its response")
-    for question, response in turns:
-        yield {"role": "user", "content": text_of(question, "history")}
-        yield {"role": "assistant", "content": text_of(response, "history")}
 
 
 def _message(turn: Any, key: str) -> Any:

@@ -68,7 +68,14 @@ def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
     if kind == "image" and (_is_array(value) or hasattr(value, "getbands")):  # of PIL, from code of the user
         return _array(value)
     if kind == "video" and isinstance(value, list):
-        return _movie(value, DEFAULT_FPS if fps is None else fps, folder)
+        if not value:
+            raise ValueError("has a video without frames")
+        fps = DEFAULT_FPS if fps is None else fps
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST <= fps <= HIGHEST_RATE:
+            raise ValueError(
+                f"has a video of {shown(fps)} frames per second; it must be a number from {SLOWEST} to {HIGHEST_RATE}"
+            )
+        return Media.movie([media_of(frame, "image", folder) for frame in value], float(fps))
     if kind == "audio" and (isinstance(value, list) or hasattr(value, "dtype")):
         raise ValueError("has a sound that is an array; give {'array': ..., 'sampling_rate': ...}")
     media = _encoded(value, kind, folder)
@@ -117,16 +124,6 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
     if sizes.get("min_pixels", 0) > sizes.get("max_pixels", math.inf):
         raise ValueError(f"has an image with min_pixels {sizes['min_pixels']}, above max_pixels {sizes['max_pixels']}")
     return replace(media, wanted=Fit(**sizes).over(media.wanted)) if sizes else media
-
-
-def _movie(frames: list[Any], fps: Any, folder: Path) -> Media:
-    if not frames:
-        raise ValueError("has a video without frames")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST <= fps <= HIGHEST_RATE:
-        raise ValueError(
-            f"has a video of {shown(fps)} frames per second; it must be a number from {SLOWEST} to {HIGHEST_RATE}"
-        )
-    return Media.movie([media_of(frame, "image", folder) for frame in frames], float(fps))
 
 
 def _encoded(value: Any, kind: Kind, folder: Path) -> Media:

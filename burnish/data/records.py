@@ -25,7 +25,6 @@ LARGEST_CELL = 64 << 20  # characters: an image as base64 may be in one
 ROWS = 256  # rows of a table that are converted to Python objects at once
 LISTED = 10  # problems that one message lists
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of images in a folder
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 # keys of published data sets
@@ -71,8 +70,7 @@ def read_records(path: Path, prompt: str = PROMPT[0], image: str | None = None) 
     elif path.is_dir():
         yield from _rows(name, path, _saved(path))
     elif not path.exists() and names_code(name):
-        file = _file_of(name)
-        yield from _numbered(name, Path() if file is None else file.parent, _own(name))
+        yield from _numbered(name, (_file_of(name) or Path()).parent, _own(name))
     elif not path.exists() and (hub := hub_data(name)) is not None:
         yield from _rows(hub.path, path.parent, rows_of(hub.load(), hub.path))
     elif not path.exists():
@@ -135,7 +133,7 @@ def read_files(
 def _captioned(folder: Path, prompt: str, image: str) -> Iterator[Record]:
     """The images of a folder with their prompts."""
     for file in sorted(folder.rglob("*")):
-        if file.suffix.lower() in SUFFIXES:
+        if file.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp"):
             caption = file.with_suffix(".txt")
             text = read_text(caption).strip() if caption.is_file() else ""
             problem = "" if text else f"has no prompt; write it into {caption.name} in the same folder"

@@ -440,7 +440,11 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
     notes = [f"{name}: {chosen.what}", f"licence: {chosen.licence}"]
     for split_name, split in chosen.splits.items():
         path = target / f"{split_name}.jsonl"
-        rows = _rows(split, target)
+        rows: list[Row] = []
+        with understood(f"{split.source} is not as its makers published it"):
+            for row in split.read(target):
+                images = [_image(value, target) for value in row.get("images") or ()]
+                rows.append(row | {"images": images} if images else row)
         if split.count is not None and len(rows) != split.count:
             raise UserError(
                 f"{split.source} has {len(rows)} records, but {split.count} were expected: it is not the {name} that "
@@ -454,15 +458,6 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
         notes.append(f"{path.name}: {split.source}, sha256 {hashlib.sha256(content).hexdigest()}")
     _write(target / "SOURCE.txt", ("\n".join(notes) + "\n").encode())
     return written
-
-
-def _rows(split: Split, target: Path) -> list[Row]:
-    rows: list[Row] = []
-    with understood(f"{split.source} is not as its makers published it"):
-        for row in split.read(target):
-            images = [_image(value, target) for value in row.get("images") or ()]
-            rows.append(row | {"images": images} if images else row)
-    return rows
 
 
 def _fetched(path: str) -> str:

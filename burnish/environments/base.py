@@ -115,11 +115,9 @@ class Episode(Protocol):
         Returns:
             What is added to the prompt, often nothing; without reward and not done.
         """
-        ...
 
     def step(self, response: str) -> Observation:
         """React to a response. An exception makes the rewards of this dialogue missing, and of no other."""
-        ...
 
 
 @options

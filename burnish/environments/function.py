@@ -7,20 +7,17 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from burnish.environments.base import Environment, Episode, Observation
 from burnish.registry import register
+from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
 
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
-
 Shown = list[Any]  # texts and images
-REFUSED = "VALIDATION_ERROR"  # what a server of OpenEnv says of an action that has another form
 BEGINNING = re.compile(r"[\[{]")  # of a JSON list or object
 
 
@@ -107,7 +104,7 @@ class ServedEpisode:
         self._client = client.sync()
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        return Observation(_observed(self._client.reset(**prompt.info, seed=seed).observation))
+        return Observation(shown(self._client.reset(**prompt.info, seed=seed).observation))
 
     def step(self, response: str) -> Observation:
         actions = [value for value in _values(response) if isinstance(value, dict)]
@@ -116,16 +113,12 @@ class ServedEpisode:
         try:
             result = self._client.step(actions[-1])
         except RuntimeError as error:
-            if REFUSED not in str(error):
+            if "VALIDATION_ERROR" not in str(error):  # what a server says of an action that has another form
                 raise
             return Observation(str(error), reward=0.0)
         if result.done:
             self._client.close()
-        return Observation(_observed(result.observation), reward=result.reward, done=result.done)
-
-
-def _observed(observation: Any) -> Shown:
-    return shown(observation if isinstance(observation, dict) else observation.model_dump())
+        return Observation(shown(result.observation), reward=result.reward, done=result.done)
 
 
 def action_in(response: str, space: Any) -> Any:
@@ -179,6 +172,8 @@ def shown(observation: Any) -> Shown:
     """An observation as texts and images: uint8 [H, W, 3] is an image; what has names is shown with them."""
     if isinstance(observation, str):
         return [observation]
+    if isinstance(observation, BaseModel):  # of OpenEnv
+        return shown(observation.model_dump())
     if isinstance(observation, dict):
         return [part for name, value in observation.items() for part in (f"{name}: ", *shown(value), "\n")]
     if isinstance(observation, tuple):

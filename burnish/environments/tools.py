@@ -112,24 +112,21 @@ class Tools(Environment):
                 f"environment.calls is {self.calls.name}, which fails for an empty text: {reason(error)}"
             ) from error
         for name, path in self.functions.items():
-            self._check_arguments(name, load_object(path, "tool"))
+            tool, own, option = load_object(path, "tool"), self.arguments.get(name, {}), f"environment.arguments.{name}"
+            if not isinstance(tool, type):
+                if own:
+                    raise UserError(f"{option} is given, but {path} is not a class, which would take it")
+                continue
+            if "__call__" not in vars(tool):
+                raise UserError(f"environment.functions.{name} is {path}, which has no __call__ of its own")
+            try:
+                inspect.signature(tool).bind(**own)
+            except TypeError as error:
+                raise UserError(f"{option} does not fit {path}: {error}") from None
+            if hasattr(tool, "check"):
+                tool.check(**own)
         if twice := [name for name in self._served if name in self.functions]:
             raise UserError(f"environment.functions has {twice[0]}, as a server of environment.servers; rename yours")
-
-    def _check_arguments(self, name: str, tool: Any) -> None:
-        own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"
-        if not isinstance(tool, type):
-            if own:
-                raise UserError(f"{option} is given, but {self.functions[name]} is not a class, which would take it")
-            return
-        if "__call__" not in vars(tool):
-            raise UserError(f"environment.functions.{name} is {self.functions[name]}, which has no __call__ of its own")
-        try:
-            inspect.signature(tool).bind(**own)
-        except TypeError as error:
-            raise UserError(f"{option} does not fit {self.functions[name]}: {error}") from None
-        if hasattr(tool, "check"):
-            tool.check(**own)
 
     def close(self) -> None:
         self._processes.close()

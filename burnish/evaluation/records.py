@@ -243,7 +243,12 @@ def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
     metric = header.primary_metric
     names = sorted({name for record in records for name in record["values"]})
     columns = {name: [record["values"].get(name) for record in records] for name in names}
-    reasons = [*header.wrong, *_doubts(header, columns)]
+    reasons, values = list(header.wrong), columns.get(metric, [])
+    missing = sum(value is None for value in values)
+    if missing > MISSING * len(values):
+        reasons.append(f"{missing} of {len(values)} values of {metric} are missing")
+    if header.alive is not None and not any(columns.get(header.alive, ())):
+        reasons.append(f"{header.alive} is 0 for all {len(values)} samples: the scorer saw nothing in any of them")
     return {
         "suite": header.suite,
         "version": header.version,
@@ -264,18 +269,6 @@ def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
         "source": header.source,
         "update": header.update,
     }
-
-
-def _doubts(header: Header, columns: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """What the scores of a complete suite say against themselves."""
-    doubts = []
-    values = columns.get(header.primary_metric, [])
-    missing = sum(value is None for value in values)
-    if missing > MISSING * len(values):
-        doubts.append(f"{missing} of {len(values)} values of {header.primary_metric} are missing")
-    if header.alive is not None and not any(columns.get(header.alive, ())):
-        doubts.append(f"{header.alive} is 0 for all {len(values)} samples: the scorer saw nothing in any of them")
-    return doubts
 
 
 def by_task(records: Sequence[Record], column: str) -> ByTask:

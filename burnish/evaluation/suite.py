@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from burnish.config.checks import problems
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, labelled
 from burnish.config.names import Context
@@ -20,10 +21,11 @@ from burnish.data.prompts import read_prompts
 from burnish.data.questions import read_questions
 from burnish.data.sets import SETS, prepared
 from burnish.evaluation.sanity_checks import REWARD, SanityCheck
-from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
+from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Rules, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.data import PromptOptions
 from burnish.options.language import LanguageDataOptions, SamplingOptions
 from burnish.registry import Choice, options
+from burnish.rewards.mixing import component_names
 from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
@@ -124,6 +126,39 @@ class Suite:
         content["scorers"] = {label: (reward.name, asdict(reward)) for label, reward in self.scorers.items()}
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
+    def contradictions(self, run: Any) -> Rules:
+        """What in it does not go together."""
+        columns, draws = [REWARD, *component_names(self.scorers)], self.task == DEFAULT
+        other = "responding" if draws else "drawing"
+        changed = asdict(getattr(self, other)) != asdict((Responding if draws else Drawing)())
+        return [
+            *(
+                (
+                    value not in (None, *columns),
+                    f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}",
+                )
+                for option, value in (("primary_metric", self.primary_metric), ("alive", self.alive))
+            ),
+            *(
+                (
+                    label not in (REWARD, *self.scorers),
+                    f"sanity_checks name the scorer {label}; the scorers are {', '.join(self.scorers)}",
+                )
+                for check in self.sanity_checks
+                for label in check.scorers
+            ),
+            *(
+                ((one.kind != "answers") != draws, f"sanity_checks of kind {one.kind} are not for task {self.task}")
+                for one in self.sanity_checks
+            ),
+            (changed, f"{other} is never read for task {self.task}; remove it"),
+            (draws and self.instruction, f"instruction is never read for task {self.task}; remove it"),
+            (
+                not any(reward.weight for reward in self.scorers.values()),
+                "every scorer has weight 0, so that nothing would be scored; give one a weight",
+            ),
+        ]
+
 
 @options
 class GeneratorSuite(Suite):
@@ -186,8 +221,8 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
     tree["scorers"] = labelled({"rewards": tree["scorers"]})["rewards"]  # null removes one
     kind: Any = GeneratorSuite if tree.get("task", DEFAULT) == DEFAULT else LanguageSuite
     suite: Suite = checked(kind, tree, Context([(path.name, tree)], given, tree, kind))
-    if problems := _contradictions(suite):
-        raise UserError("\n".join(f"suite {named}: {problem}" for problem in problems))
+    if wrong := [f"suite {named}: {problem}" for problem in problems(suite, given)]:
+        raise UserError("\n".join(wrong))
     return suite
 
 
@@ -213,36 +248,7 @@ def suites_of(config: Any) -> list[Suite]:
     return list(suites.values())
 
 
-def _contradictions(suite: Suite) -> list[str]:
-    """What in it does not go together."""
-    columns = [REWARD]
-    for label, scorer in suite.scorers.items():
-        columns += [label, *(f"{label}_{name}" for name in scorer.numbers)]
-    problems = [
-        f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}"
-        for option, value in (("primary_metric", suite.primary_metric), ("alive", suite.alive))
-        if value is not None and value not in columns
-    ]
-    for check in suite.sanity_checks:
-        problems += [
-            f"sanity_checks name the scorer {label}; the scorers are {', '.join(suite.scorers)}"
-            for label in check.scorers
-            if label not in (REWARD, *suite.scorers)
-        ]
-        if (check.kind != "answers") != (suite.task == DEFAULT):
-            problems.append(f"sanity_checks of kind {check.kind} are not for task {suite.task}")
-    other = "responding" if suite.task == DEFAULT else "drawing"
-    if asdict(getattr(suite, other)) != asdict((Responding if other == "responding" else Drawing)()):
-        problems.append(f"{other} is never read for task {suite.task}; remove it")
-    if suite.instruction and suite.task == DEFAULT:
-        problems.append(f"instruction is never read for task {suite.task}; remove it")
-    if not any(reward.weight for reward in suite.scorers.values()):
-        problems.append("every scorer has weight 0, so that nothing would be scored; give one a weight")
-    return problems
-
-
 PREPARED = "prepared:"  # before the name of a set
-UNREAD = "-"  # in the place of files that are not read
 
 
 def read_suite_prompts(suite: Suite) -> list[Prompt]:
@@ -278,7 +284,7 @@ def data_options(suite: Suite) -> Any:
     """How the prompts of a suite are read: options of the data section of its task."""
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place
-    tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": UNREAD}
+    tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": "-"}
     where = Context([(f"suite {suite.name}", {})], {}, {}, TASKS[suite.task].config)
     return checked(kind, tree, where, "data")
 

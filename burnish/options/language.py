@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
 DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the likeliest token; raise it")
-# validations sample in every run
-ASKED = ReadIf(lambda section, run: section is not run.rollout or run.online, why=SAMPLED.why)
+# validations and suites sample always
+ASKED = ReadIf(lambda section, run: section is not getattr(run, "rollout", None) or run.online, why=SAMPLED.why)
 
 
 @options

@@ -361,7 +361,7 @@ def loaded_by(sections: Mapping[str, Mapping[str, AnyReward]], processes: int) -
         sizes = dict(_sizes(rewards))
         unknown += [f"{section}.{label}" for label, size in sizes.items() if size is None]
         # one process scores on a device, by one reward after the other
-        away = [size or 0 for label, size in sizes.items() if rewards[label].puts_away]
+        away = [size or 0 for label, size in sizes.items() if rewards[label].put_away]
         always += sum(size or 0 for size in sizes.values()) - sum(away)
         always += CONTEXT if sizes and processes and section != OWN else 0
         scoring += max(away, default=0)

@@ -151,6 +151,10 @@ class AnyReward(Named, ABC):
     higher_is_better: ClassVar[bool] = True  # false: a statistic of which neither way is worse
     deterministic: ClassVar[bool] = False  # equal samples of equal prompts have equal values: they are scored once
     reads_prompts: ClassVar[bool] = False  # ``unfit`` depends on more than what ``Prompts.kinds`` tells apart
+    # without types, as subclasses have options of these names, or properties
+    put_away = False  # its weights leave the GPU while nothing is scored
+    endless = ""  # the option by which scoring may never end, which only another process can be ended for
+    judges_steps: ClassVar[bool | None] = False  # its scores have values of single steps; None: only the scores tell
 
     weight: Finite = 1.0
     """Weight in what is optimised; 0 only logs the reward."""
@@ -170,11 +174,6 @@ class AnyReward(Named, ABC):
     out all samples of its prompt, raise saves a checkpoint and ends the run."""
     retries: Whole = 0
     """How often a sample is scored again for which the reward failed, before on_failure."""
-
-    @property
-    def judges_steps(self) -> bool | None:
-        """Whether its scores have values of single steps; None where only the scores tell."""
-        return False
 
     @property
     def counts(self) -> bool:
@@ -225,16 +224,6 @@ class AnyReward(Named, ABC):
     def device_name(self) -> str:
         """Where its weights are, as rewards with weights call that option."""
         return str(vars(self).get("device", "cpu"))
-
-    @property
-    def puts_away(self) -> bool:
-        """Whether its weights leave the GPU while nothing is scored, as rewards with weights call that option."""
-        return bool(vars(self).get("put_away", False))
-
-    @property
-    def endless(self) -> str:
-        """The option of the user's by which scoring may never end, which only another process can be ended for; ""."""
-        return ""
 
     def applies_to(self, prompt: Prompt) -> bool:
         """Whether this reward applies to a prompt."""
@@ -448,6 +437,13 @@ class Reward(AnyReward):
     def gradient_refusal(self) -> str:
         """Why an algorithm can't follow its gradients with these options; "" if it can."""
         return "" if self.has_gradients() else f"{self.name} has none"
+
+
+def images_of(sample: Any) -> list[Any]:
+    """What is looked at of a sample where its images are looked at together: itself, or frames of a clip."""
+    if not isinstance(sample, Clip):
+        return [sample]
+    return [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]
 
 
 def _named(kinds: Sequence[Kind]) -> str:

@@ -7,8 +7,8 @@ import contextlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from statistics import fmean
@@ -88,16 +88,6 @@ ACCEPTED = (
 )
 
 
-@dataclass(frozen=True)
-class Form:
-    """How another library calls a reward function: parameters that tell it, and what they get of each sample."""
-
-    library: str = ""
-    told_by: frozenset[str] = frozenset()
-    single: bool = False
-    values: dict[str, Callable[[Row], Any]] = field(default_factory=dict)
-
-
 def _text_or_messages(row: Row) -> Any:
     """A prompt as TRL's and flow_grpo's rewards read it: messages of a conversation, plain text where that is all."""
     chat = row.prompt.chat() if row.prompt.conversational else []
@@ -114,18 +104,6 @@ def _completion(row: Row) -> Any:
 def _reward_input(row: Row) -> dict[str, Any]:
     return {"response": row.sample.text, "response_length": len(row.inputs["response_ids"]),
             "ground_truth": _ground_truth(row)}  # fmt: skip
-
-
-FORMS = (
-    Form("verl", frozenset({"solution_str"}), True, {"solution_str": lambda row: row.sample.text}),
-    Form("verl", frozenset({"solution_image"}), True, {"solution_image": VALUES["image"]}),
-    Form("EasyR1", frozenset({"reward_input"}), True, {"reward_input": _reward_input}),
-    Form("EasyR1", frozenset({"reward_inputs"}), False, {"reward_inputs": _reward_input}),
-    Form("TRL", frozenset({"completions"}), False,
-         {"completions": _completion, "completion_ids": VALUES["response_ids"], "prompts": _text_or_messages}),
-    Form("flow_grpo", frozenset({"images", "prompts", "metadata"}), False,
-         {"prompts": _text_or_messages, "metadata": lambda row: row.info}),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,6 +134,19 @@ class Call:
         return arguments
 
 
+# how other libraries call a reward function, by the parameters that tell it
+FORMS = (
+    ({"solution_str"}, Call(True, {"solution_str": lambda row: row.sample.text}, library="verl")),
+    ({"solution_image"}, Call(True, {"solution_image": VALUES["image"]}, library="verl")),
+    ({"reward_input"}, Call(True, {"reward_input": _reward_input}, library="EasyR1")),
+    ({"reward_inputs"}, Call(False, {"reward_inputs": _reward_input}, library="EasyR1")),
+    ({"completions"}, Call(False, {"completions": _completion, "completion_ids": VALUES["response_ids"],
+                                   "prompts": _text_or_messages}, library="TRL")),
+    ({"images", "prompts", "metadata"}, Call(False, {"prompts": _text_or_messages, "metadata": lambda row: row.info},
+                                             library="flow_grpo")),
+)  # fmt: skip
+
+
 def call_of(thing: Any, judged: str, arguments: Mapping[str, Any]) -> Call:
     """How to call a function, or an object of a class.
 
@@ -182,8 +173,8 @@ def call_of(thing: Any, judged: str, arguments: Mapping[str, Any]) -> Call:
     signature = signature.replace(parameters=parameters)
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     free = {one.name: one.default for one in parameters if one.kind in by_name and one.name not in own}
-    form = next((form for form in FORMS if form.told_by <= free.keys()), Form())
-    known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | form.values
+    form = next((form for told_by, form in FORMS if told_by <= free.keys()), Call())
+    known = {**VALUES, **{name: VALUES[one] for name, one in PLURAL.items()}, **form.values}
     values = {name: known[name] for name in free if name in known}
     if foreign := [name for name in values if name in OF["responses" if judged == "images" else "images"]]:
         raise UserError(f"{place(thing)} asks for {', '.join(foreign)}, but scores {judged}; ask for {judged}")
@@ -193,21 +184,18 @@ def call_of(thing: Any, judged: str, arguments: Mapping[str, Any]) -> Call:
     _bind(thing, signature, "is called as", [], {**own, **free})
     rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
     columns = {name: default for name, default in free.items() if name not in values}
-    single = form.single if form.library else _is_single(thing, list(values))
-    return Call(single, values, columns, rest, form.library)
-
-
-def _is_single(thing: Any, names: Sequence[str]) -> bool:
-    several = [f"asks for {name} of a batch" for name in names if name in PLURAL]
+    if form.library:
+        return replace(form, values=values, columns=columns, rest=rest)
+    several = [f"asks for {name} of a batch" for name in values if name in PLURAL]
     if (compared := compared_by(thing)) != "samples":
         several.append(f"compares {compared}")
-    single = [name for name in names if name not in (*PLURAL, *EITHER)]
+    single = [name for name in values if name not in (*PLURAL, *EITHER)]
     if single and several:
         raise UserError(
             f"{place(thing)} {several[0]}, and asks for {single[0]} of one sample; name all of them for a batch "
             f"({', '.join(PLURAL)}), or all for one sample"
         )
-    return bool(single)
+    return Call(bool(single), values, columns, rest)
 
 
 def _bind(
@@ -219,7 +207,7 @@ def _bind(
     except TypeError as error:
         call = ", ".join([*positional, *(f"{name}=..." for name in named)])
         raise UserError(
-            f"{place(thing)} {how} {thing.__name__}({call}), but it has the parameters {signature}: {error}; change "
+            f"{place(thing)} {how} {_name(thing)}({call}), but it has the parameters {signature}: {error}; change "
             f"them, or the option arguments of the reward. A function takes {ACCEPTED}"
         ) from None
 
@@ -241,7 +229,12 @@ def place(thing: Any) -> str:
     target = thing.__call__ if isinstance(thing, type) else thing
     code = getattr(getattr(target, "__func__", target), "__code__", None)
     line = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    return f"reward {'class' if isinstance(thing, type) else 'function'} {getattr(thing, '__name__', thing)}{line}"
+    return f"reward {'class' if isinstance(thing, type) else 'function'} {_name(thing)}{line}"
+
+
+def _name(thing: Any) -> str:
+    """Of a function or class; of an object that has none, such as of functools.partial, what it is."""
+    return str(getattr(thing, "__name__", thing))
 
 
 def scores_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Score]:
@@ -261,8 +254,11 @@ def scores_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Sco
     elif isinstance(returned, Mapping):
         key = next((name for name in (*LISTS, *SCORE) if name in returned), None)
         if key is None:
-            raise ValueError(f"it returned a dict without {' or '.join(LISTS)}; its keys are {', '.join(returned)}")
+            keys = ", ".join(map(str, returned))
+            raise ValueError(f"it returned a dict without {' or '.join(LISTS)}; its keys are {keys}")
         returned, further = returned[key], {name: values for name, values in returned.items() if name != key}
+    if isinstance(returned, Set | str) or not isinstance(returned, Iterable):  # a set has another order
+        raise TypeError(f"it returned {returned!r:.100}; return a list with a value for each sample, in their order")
     values = list(returned)
     if len(values) != len(tokens):
         why = f"{who} returned {len(values)} values for {len(tokens)} samples"
@@ -464,9 +460,7 @@ class LanguageFunction(FunctionReward, LanguageReward):
     that were written for verl (compute_score) or TRL (completions, **kwargs) work as they are.
     """
 
-    @property
-    def judges_steps(self) -> bool | None:
-        return None
+    judges_steps: ClassVar[bool | None] = None
 
 
 def _mean(scores: Sequence[Score]) -> Score:

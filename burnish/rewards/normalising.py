@@ -64,11 +64,6 @@ class Normaliser:
                                   for name in ("known", "first"))  # fmt: skip
 
 
-def normaliser_of(rewards: Mapping[str, AnyReward], mixing: MixingOptions) -> Normaliser | None:
-    """That of a run; None if it normalises nothing."""
-    return None if mixing.normalise is None else Normaliser(rewards, mixing)
-
-
 def restore(state: Mapping[str, Any], normaliser: Normaliser | None) -> None:
     """Give the statistics of a checkpoint to a normaliser, if there is one."""
     if normaliser is not None and "normaliser" in state:

@@ -50,7 +50,7 @@ class RewardModel(HeadOptions, LanguageReward):
     and their sum is the reward: PPO and REINFORCE take it token by token, GRPO with algorithm.advantage=group_steps."""
 
     @property
-    def judges_steps(self) -> bool | None:
+    def judges_steps(self) -> bool | None:  # type: ignore[override]
         return self.steps == "each"
 
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -135,7 +135,16 @@ class Scorer:
         """
         if self._workers or not self.options.processes:
             return
-        _check_sendable(self.rewards)
+        for label, reward in self.rewards.items():
+            try:
+                if type(reward).__module__ == "__main__":
+                    raise TypeError("it is defined in `__main__`")
+                pickle.dumps(reward)
+            except Exception as error:
+                raise UserError(
+                    f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of "
+                    "an importable module, or set scoring.processes=0"
+                ) from None
         for place, rewards in _by(_place, self.rewards).items():
             self._tasks[place] = SimpleQueue()
             for _ in range(1 if place else self.options.processes):
@@ -253,19 +262,6 @@ def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> di
     return groups
 
 
-def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
-    for label, reward in rewards.items():
-        try:
-            if type(reward).__module__ == "__main__":
-                raise TypeError("it is defined in `__main__`")
-            pickle.dumps(reward)
-        except Exception as error:
-            raise UserError(
-                f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of an "
-                "importable module, or set scoring.processes=0"
-            ) from None
-
-
 def _content(sample: Any) -> Any:
     """Equal for equal samples; where content is not looked at, for the same one alone."""
     import numpy as np
@@ -322,7 +318,7 @@ class Collector:
         self._there: set[int] = set()
         self._pending: list[tuple[list[int], Pending]] = []
         rewards = list(scorer.rewards.values())
-        self._at_the_end = any(reward.puts_away for reward in rewards) or (one_by_one and not scorer.overlaps)
+        self._at_the_end = any(reward.put_away for reward in rewards) or (one_by_one and not scorer.overlaps)
         self._by_group = any(
             reward.compares() != "samples" or (one_by_one and reward.has_weights) for reward in rewards
         )

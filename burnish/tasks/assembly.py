@@ -23,7 +23,7 @@ from burnish.data.values import check_keys
 from burnish.evaluation.suite import suites_of
 from burnish.metrics import Stopwatch
 from burnish.rewards.mixing import check_mixing
-from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
+from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.saved import made, plain
@@ -156,7 +156,8 @@ class Assembly:
     @cached_property
     def normaliser(self) -> Normaliser | None:
         """Running statistics of the rewards, if they are normalised."""
-        return normaliser_of(self.config.rewards, self.config.mixing)
+        mixing = self.config.mixing
+        return None if mixing.normalise is None else Normaliser(self.config.rewards, mixing)
 
     @cached_property
     def roles(self) -> Any:

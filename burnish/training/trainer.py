@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from burnish.metrics import Stopwatch, moved
@@ -247,7 +248,8 @@ class Trainer:
     def update(self, batch: Batch, update: int) -> Metrics:
         """Mini-batches, micro-batches and optimizer steps of one policy update."""
         metrics: defaultdict[str, list[float]] = defaultdict(list)
-        with self.watch("update_actor"), self.usage.during("actor"):
+        # gradients are on, whatever code of the user has set for the whole process
+        with self.watch("update_actor"), self.usage.during("actor"), torch.enable_grad():
             for mini in mini_batches(batch, self.options, self.seed, update):
                 step = self._step(mini, update)
                 del mini  # before the next one is made

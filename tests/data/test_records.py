@@ -110,7 +110,9 @@ def test_options_name_other_keys(folder):
     for ask in (prompts, questions):
         assert ask(folder / "a.txt", "data.prompt_key=task.text")[0].text == "a dog"
     assert questions(folder / "a.txt", "data.template='{{ prompt }}?'")[0].text == "a dog?"
-    (chat,) = asked(folder, {"prompt": [user("a"), {"role": "assistant", "content": "b"}, user("c")], "word": "d"},
+    assert questions(folder / "a.txt", "data.template='Again?'")[0].text == "Again?"
+    calling = {"role": "assistant", "content": "b", "tool_calls": [{"name": "f", "arguments": {}}]}
+    (chat,) = asked(folder, {"prompt": [user("a"), calling, user("c")], "word": "d"},
                     options=["data.template='{{ content }} {{ word }}'"])  # fmt: skip
     assert said(chat) == [("user", "a"), ("assistant", "b"), ("user", "c d")]
 

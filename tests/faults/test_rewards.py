@@ -28,10 +28,11 @@ def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(files, tmp_path, 
     assert not list(run.output.glob("checkpoints/0*"))
 
 
-def test_what_nothing_could_be_judged_of_is_no_success(files, tmp_path):
+def test_what_nothing_could_be_judged_of_is_no_success(files, tmp_path, caplog):
     said = run_of(files, "nan", mine("gives_nan")).train("steps=2", status=2).message
     assert "all updates have no training signal" in said
     assert "nan" in said
+    assert "no reward has a value for made-up images: its value is nan" in caplog.text
     run = run_of(files, "judged", mine("raises"))
     said = burnish("eval", run.recipe, *run.options[:1], mine("raises"), "-o", tmp_path / "judged", status=2).message
     assert "every reward is missing" in said

@@ -182,6 +182,7 @@ def asking(**sample) -> dict:
     ({"samples": [], "prompts": [{"text": "?"}]}, 400, "0 samples, but 1 prompts"),
     (asking(finished=True), 400, "samples.0: it must have one of text, image, clip and sound"),
     (asking(clip=tensors(save({"frames": np.zeros((2, 4, 4, 1), np.uint8)}), fps=8.0)), 400, "must be [F, H, W, 3]"),
+    (asking(clip=tensors(save({"frames": np.zeros((1, 9, 2000, 3), np.uint8)}), fps=8.0)), 400, "2000x9 pixels, more"),
     (asking(sound=tensors(save({"sound": np.zeros(8, np.float32)}), rate=8)), 400, "float32 with 2 dimensions"),
     ({"samples": [{"text": "a"}] * 401, "prompts": [{"text": "?"}] * 401}, 503, "service.queue"),
     (asking(text=3), 400, "samples.0.text: Input should be a valid string"),
@@ -219,6 +220,8 @@ def test_a_sample_that_fails_is_missing_alone(service, monkeypatch):
     scores = one([Response("a"), Response("bad"), Response("ccc")], [ANY] * 3)
     assert [score.value for score in scores] == [1.0, None, 3.0]
     assert "no bad" in scores[1].fault
+    with pytest.raises(ValueError, match="url of reward remote contains"):
+        reward("remote", url="http://me:secret@x").check([])
     Image.new("RGB", (4, 4)).save(png := io.BytesIO(), "PNG")
     drawn = asking(image=base64.b64encode(png.getvalue()).decode())
     assert "this is not a text" in post(f"{service.url}/score", drawn, **KNOWN)[1]["scores"][0]["note"]

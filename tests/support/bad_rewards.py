@@ -17,16 +17,8 @@ def raises_the_unspeakable(samples, prompts):
     raise Mute
 
 
-def reads_a_key(samples, prompts):
-    return [prompt.info["height"] for prompt in prompts]
-
-
 def one_for_all(samples, prompts):
     return [sum(len(prompt.text) for prompt in prompts)]
-
-
-def gives_text(samples, prompts):
-    return ["good"] * len(samples)
 
 
 def leaves(samples, prompts):

@@ -8,6 +8,9 @@ def brightness(images, prompts, scale=1.0):
 
 
 def paints_over(images, prompts):
+    import torch
+
+    torch.set_grad_enabled(False)  # for the whole process, where it scores
     for image in images:
         image[:] = 0
     return [0.0] * len(images)
@@ -122,10 +125,6 @@ def wants_responses(responses, prompts):
 
 def wants_latents(responses, latents):
     return [1.0] * len(responses)
-
-
-def trios(images):
-    return {"sharpness": [2.0] * len(images)}
 
 
 def lists_in_dicts(images):

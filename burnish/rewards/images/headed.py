@@ -107,12 +107,11 @@ class EditReward(HeadedReward):
                 return loaded.question(template, prompts[row].text, shown)
 
             by_head.append([values[0].tolist() for values in self.read(len(images), question, head)])
-        return [self._pooled(first, second) for first, second in zip(*by_head, strict=True)]
-
-    def _pooled(self, first: Sequence[float], second: Sequence[float]) -> Score:
-        means = first[0], second[0]
-        value = min(means) if self.pool == "min" else sum(means) / (2 if self.pool == "mean" else 1)
-        return score_with(value, head_0=means[0], head_1=means[1], uncertainty=(first[1] + second[1]) / 2)
+        scores = []
+        for (one, first), (other, second) in zip(*by_head, strict=True):
+            value = min(one, other) if self.pool == "min" else (one + other) / (2 if self.pool == "mean" else 1)
+            scores.append(score_with(value, head_0=one, head_1=other, uncertainty=(first + second) / 2))
+        return scores
 
 
 @register("flow reward", "videoalign")

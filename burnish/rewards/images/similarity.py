@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from burnish.registry import options, register
-from burnish.rewards.base import FRAMES, NOTHING, Compared, RewardInputs, Score
+from burnish.rewards.base import NOTHING, Compared, RewardInputs, Score, images_of
 from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
 from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly, network_complaint
-from burnish.types.media import Media, evenly_spaced
+from burnish.types.media import Media
 from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -138,7 +138,7 @@ class ImageVariety(Embedding, LearnedReward):
 
         scores = [Score(None, applicable=False)] * len(images)  # a sample without others has nothing to differ from
         groups = [rows for rows in inputs.groups(prompts) if len(rows) > 1]
-        parts = {row: _images(images[row]) for rows in groups for row in rows}
+        parts = {row: images_of(images[row]) for rows in groups for row in rows}
         embedded = iter(
             self.in_batches(model.network, [image for part in parts.values() for image in part], embeddings)
         )
@@ -151,10 +151,3 @@ class ImageVariety(Embedding, LearnedReward):
             for row, *values in zip(rows, (1 - others).tolist(), (1 - nearest).tolist(), strict=True):
                 scores[row] = Score(values[0], numbers={"nearest": values[1]})
         return scores
-
-
-def _images(sample: np.ndarray | Clip) -> list[np.ndarray]:
-    """What is embedded of a sample."""
-    if not isinstance(sample, Clip):
-        return [sample]
-    return [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]

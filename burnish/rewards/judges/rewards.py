@@ -26,15 +26,15 @@ from pydantic import Field, model_validator
 
 from burnish.options import BelowOne, Count, Finite, Threads
 from burnish.registry import ReadIf, options, register
-from burnish.rewards.base import FRAMES, NOTHING, Compared, Reward, RewardInputs, Score
+from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score, images_of
 from burnish.rewards.judges import forms
 from burnish.rewards.judges.forms import Question, Reply, Subject
 from burnish.rewards.networks.language import LoadedOptions, encode, sees
 from burnish.rewards.remote import ServerOptions, Url
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.media import Media, evenly_spaced
+from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.samples import Clip, Kind
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 
@@ -430,11 +430,8 @@ class ImageJudge(FormOptions, Reward):
     read what the judge of that name writes, and need its question_file."""
 
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
-        drawn = [sample]
-        if isinstance(sample, Clip):
-            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]
         words = {"prompt": prompt.text, "negative": prompt.negative, "answer": prompt.answer or ""}
-        return Subject(words, (*prompt.images, *map(Media.array, drawn)), given=len(prompt.images))
+        return Subject(words, (*prompt.images, *map(Media.array, images_of(sample))), given=len(prompt.images))
 
 
 @register("flow reward", "judge")

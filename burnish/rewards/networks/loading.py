@@ -98,7 +98,7 @@ class NetworkOptions:
         """
         source = source or self.sources()[0]
         where, option = getattr(self, source.option), f"{source.option} of reward {self.name}"
-        return _folder(where, source.index, source.files, option)
+        return _folder(where, index=source.index, option=option, files=source.files)
 
     @abstractmethod
     def load(self) -> Any:
@@ -135,9 +135,7 @@ def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
     return ""
 
 
-@cache
-def _folder(path: str, index: str, files: tuple[str, ...], option: str) -> Path:
-    return model_folder(path, index=index, option=option, files=files)
+_folder = cache(model_folder)
 
 
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -315,7 +315,13 @@ def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
 def _same_members(found: Several, wanted: Several, tolerance: float) -> bool:
     kinds = {found.kind, wanted.kind}
     if ("{}" in kinds and kinds <= {"{}", ","}) or kinds == {"union"}:
-        return _same_in_any_order(list(found.members), list(wanted.members), tolerance)
+        left = list(found.members)
+        for member in wanted.members:
+            index = next((i for i, one in enumerate(left) if same(one, member, tolerance)), None)
+            if index is None:
+                return False
+            del left[index]
+        return True
     if kinds == {":"}:
         return _proportional(found, wanted, tolerance)
     if len(kinds) > 1 and kinds != {":", "clock"}:
@@ -348,9 +354,8 @@ def close(value: float, wanted: float, tolerance: float) -> bool:
 def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
     one, other = found.unit, wanted.unit
     if one is not None and other is not None and one != other:
-        if one.powers != other.powers:
-            return False
-        return close(found.value * one.factor, wanted.value * other.factor, tolerance)
+        alike = one.powers == other.powers
+        return alike and close(found.value * one.factor, wanted.value * other.factor, tolerance)
     if found.whole is not None and wanted.whole is not None and tolerance <= ROUNDING:
         return found.whole == wanted.whole
     return close(found.value, wanted.value, tolerance)
@@ -364,15 +369,6 @@ def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:
     ]
     scale = next((one / other for one, other in terms if other), 0.0)
     return scale > 0 and all(close(one, other * scale, tolerance) for one, other in terms)
-
-
-def _same_in_any_order(found: list[Answer], wanted: list[Answer], tolerance: float) -> bool:
-    for member in wanted:
-        index = next((i for i, one in enumerate(found) if same(one, member, tolerance)), None)
-        if index is None:
-            return False
-        del found[index]
-    return True
 
 
 UNITS = {

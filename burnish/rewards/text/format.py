@@ -52,7 +52,7 @@ class Format(LanguageReward):
         return [Score(float(self._whole.fullmatch(response.text) is not None)) for response in responses]
 
     @property
-    def endless(self) -> str:
+    def endless(self) -> str:  # type: ignore[override]
         return "pattern" if self.form == "pattern" else ""
 
     @cached_property

@@ -246,7 +246,11 @@ def _answer(text: str) -> Answer:
     if len(parts) > 1:
         return Several("union", tuple(_answer(part) for part in parts))
     if text[0] in OPENING and text[-1] in CLOSING and all(depth > 0 for depth in list(_depths(text))[:-1]):
-        return _bracketed(text)
+        parts, kind = _split(text[1:-1], COMMA), text[0] + text[-1]
+        if len(parts) == 1 and kind not in ("[]", "⟨⟩"):
+            return _answer(parts[0])
+        kind = "{}" if kind == "⟨⟩" else kind
+        return Several(kind, tuple(_named(part, first=False, last=False) for part in parts))
     stating = _numbers(_split(text, r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"))  # sentences
     if len(stating) > 1:
         raise Unreadable("has several numbers among words")
@@ -266,15 +270,6 @@ def _numbers(pieces: Sequence[str]) -> list[str]:
     for piece in words:
         _prose(piece)
     return members
-
-
-def _bracketed(text: str) -> Answer:
-    inner, kind = text[1:-1], text[0] + text[-1]
-    parts = _split(inner, COMMA)
-    if len(parts) == 1 and kind not in ("[]", "⟨⟩"):
-        return _answer(inner)
-    members = tuple(_named(part, first=False, last=False) for part in parts)
-    return Several("{}" if kind in ("{}", "⟨⟩") else kind, members)
 
 
 def _prose(text: str) -> None:
@@ -316,7 +311,11 @@ def _item(text: str, *, first: bool, last: bool) -> Answer:
     for kind, separator in ((":", r"(?<=\d)\s*:\s*(?=\d)"), ("to", r"(?<=[\d)}])\s+to\s+(?=[\d(])")):
         parts = _split(text, separator)
         if len(parts) > 1:
-            return _ratio(kind, parts, last=last)
+            members = [_number(part, last=last and part is parts[-1]) for part in parts]
+            unit = members[-1].unit
+            hours = unit is not None and unit.powers[0][0] in ("morning", "afternoon")
+            clock = kind == ":" and (hours or any(re.match(r"\s*0\d", part) for part in parts[1:]))
+            return Several("clock" if clock else kind, tuple(members))
     if "±" in text:
         base, _, spread = text.partition("±")
         middle = _number(base, last=False).value if base.strip() else 0.0
@@ -331,14 +330,6 @@ def _item(text: str, *, first: bool, last: bool) -> Answer:
             members = [_number(number, last=last and number is numbers[-1]) for number in numbers]
             return Several(joined["sign"], tuple(members))
     return _number(text, last=last)
-
-
-def _ratio(kind: str, parts: list[str], *, last: bool) -> Several:
-    members = [_number(part, last=last and part is parts[-1]) for part in parts]
-    hours = members[-1].unit is not None and members[-1].unit.powers[0][0] in ("morning", "afternoon")
-    if kind == ":" and (hours or any(re.match(r"\s*0\d", part) for part in parts[1:])):
-        kind = "clock"
-    return Several(kind, tuple(members))
 
 
 def _without_leading_words(text: str) -> str:
@@ -392,7 +383,15 @@ def _end(rest: str, *, words: bool) -> None:
 def tidy(text: str) -> str:
     """An answer in one plain notation: no dollar signs around it, no layout, one sign per meaning."""
     text = re.sub(r"(?<=\d)(?:\\[,!]|\{,\})+(?=\d{3}(?!\d))", ",", text.replace(",\\!", "{,}"))
-    text = _layout(text).translate(_SIGNS)
+    text = re.sub(r"^(\*\*|__|`+|\*)(.*)\1$", r"\2", text.strip())
+    text = text.replace("\\{", "⟨").replace("\\}", "⟩").replace("\\%", "%")
+    text = re.sub(r"\\[()\[\]]|\\[,;:! ]|~", " ", text)
+    while (inner := _WORDS.sub(r" \1 ", text)) != text:
+        text = inner
+    text = text.replace("\\$", "＄")
+    if text.count("$") != 1:  # a single one is a price, several enclose formulas
+        text = text.replace("$", " ")
+    text = text.replace("＄", "$").translate(_SIGNS)
     for pattern, plain in PLAINER:
         text = re.sub(pattern, plain, text)
     while (inner := _BRACES.sub(_without_braces, text)) != text:
@@ -413,16 +412,3 @@ def _without_braces(match: re.Match[str]) -> str:
     if power is not None:
         return f"^{power} " if power.isdecimal() else f"^({power})"
     return f" sqrt({inner or number})" if root is None else f" (({inner or number})^(1/({root})))"
-
-
-def _layout(text: str) -> str:
-    """Without LaTeX and Markdown layout."""
-    text = re.sub(r"^(\*\*|__|`+|\*)(.*)\1$", r"\2", text.strip())
-    text = text.replace("\\{", "⟨").replace("\\}", "⟩").replace("\\%", "%")
-    text = re.sub(r"\\[()\[\]]|\\[,;:! ]|~", " ", text)
-    while (inner := _WORDS.sub(r" \1 ", text)) != text:
-        text = inner
-    priced = text.replace("\\$", "＄")
-    if priced.count("$") != 1:  # a single one is a price, several enclose formulas
-        priced = priced.replace("$", " ")
-    return priced.replace("＄", "$")
