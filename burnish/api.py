@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,11 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import read_overrides
 from burnish.utils.disk import write_atomically
-from burnish.utils.errors import ConfigError, UserError, log
+from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path
 from burnish.utils.user_code import GIVEN, path_of
+
+log = logging.getLogger(__name__)
 
 Records = Sequence[str | Mapping[str, Any]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,7 +21,8 @@ from burnish.tasks.assembly import check_layers
 from burnish.tasks.evaluate import run_anew
 from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.utils.errors import log
+
+log = logging.getLogger(__name__)
 
 
 class Controller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from burnish.hooks.beside import OfCheckpoints
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.hub import hub_name
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from burnish.tasks import Assembly
 
+log = logging.getLogger(__name__)
 
 Format = Literal["merged", "lora"]
 Dtype = Literal["float32", "bfloat16"]

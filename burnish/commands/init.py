@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -13,8 +14,10 @@ from burnish.config.load import context_of, recipe_names
 from burnish.config.yaml_text import merge, nest, read_overrides, show
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
+
+log = logging.getLogger(__name__)
 
 
 def init(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from burnish.config.load import recipe_names, used_by
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.hub import hub_name, index_in
 from burnish.utils.paths import MARK, check_output, resolve
 from burnish.utils.reading import checked_path
@@ -22,6 +23,7 @@ from burnish.utils.terminal import loading_pytorch, progress
 if TYPE_CHECKING:
     from burnish.tasks import Assembly
 
+log = logging.getLogger(__name__)
 
 LAYER = ".lora_A."  # behind the name of a layer
 NETWORKS = ("transformer", "transformer_2", "unet")  # usual names of those that have adapters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -20,8 +21,10 @@ from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils import terminal
 from burnish.utils.addresses import is_address, one_line
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.paths import CHECKPOINTS
+
+log = logging.getLogger(__name__)
 
 DRIVERS = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # in /dev, of every GPU that PyTorch calls cuda
 Again = Callable[[Sequence[str]], str]

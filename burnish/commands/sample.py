@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -16,10 +17,12 @@ from burnish.types.media import Kind, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import PREFIX, check_output, resolve
 from burnish.utils.reading import checked_path
+
+log = logging.getLogger(__name__)
 
 LIST = "samples.jsonl"
 OPTION = re.compile(r"[a-z]\w*(\.\w+)+=\S+")  # as train and eval take them

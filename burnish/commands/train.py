@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import shlex
 from collections.abc import Callable
@@ -53,8 +54,10 @@ from burnish.rl.algorithm import Metrics
 from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
-from burnish.utils.errors import Cancelled, UserError, log
+from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.paths import holds_run
+
+log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, stop: StopRequest | None = None) -> int:

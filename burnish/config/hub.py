@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -15,10 +16,11 @@ from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
-from burnish.utils.errors import log
 from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
+
+log = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]  # of a section in the configuration
 

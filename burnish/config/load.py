@@ -7,6 +7,7 @@ over it; the command line is laid over all. Sections are merged, everything else
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,12 @@ from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import at, merge, nest, parse, read_overrides, show
 from burnish.registry import fields, known, lookup, named, names, validated, without
-from burnish.utils.errors import ConfigError, UserError, log, meant
+from burnish.utils.errors import ConfigError, UserError, meant
 from burnish.utils.json_text import flattened
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
+
+log = logging.getLogger(__name__)
 
 BASE = "base"  # recipe of a folder that the others extend
 LABEL = re.compile(r"[A-Za-z_][\w-]*")  # of a reward, so that the command line can name it

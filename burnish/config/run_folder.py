@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -19,7 +20,7 @@ from burnish.config.plugins import chosen_by_path, portable, uses
 from burnish.config.text import to_dict
 from burnish.config.yaml_text import show
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line, listed, log
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -39,6 +40,8 @@ from burnish.utils.paths import (
 from burnish.utils.reading import checked_path, read_file
 from burnish.utils.records import is_number, leads_out
 from burnish.utils.user_code import code_of, names_code
+
+log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
 TIME = "perf/total_time"  # seconds of all updates and of the validations between them

@@ -4,6 +4,7 @@ is done about it."""
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -29,10 +30,11 @@ from burnish.report.statistics import pass_at_k
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.types.samples import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import log
 from burnish.utils.images import grid
 from burnish.utils.reading import read_file
 from burnish.utils.terminal import cut
+
+log = logging.getLogger(__name__)
 
 FAMILIAR = 0.02  # share of the first responses that a form has to have had
 LOGGED = 80  # characters of a response in the log

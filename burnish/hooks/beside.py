@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -15,8 +16,10 @@ from burnish.checkpoint.remote import Remote
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.utils.addresses import one_line, redacted
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.terminal import printable
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0  # seconds before what failed is tried again
 SHORT = 10.0  # seconds that a run which was stopped, or failed, waits at its end

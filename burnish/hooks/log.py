@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -30,9 +31,11 @@ from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, log
+from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
+
+log = logging.getLogger(__name__)
 
 
 class Lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,9 @@ from burnish.report.media import read_medium
 from burnish.report.samples import Sample, read_samples
 from burnish.utils.addresses import one_line, redacted
 from burnish.utils.disk import write_atomically
-from burnish.utils.errors import log
 from burnish.utils.json_text import parse_json
+
+log = logging.getLogger(__name__)
 
 QUIET = {  # the terminal is the run's
     "WANDB_SILENT": "true", "GRADIO_ANALYTICS_ENABLED": "False", "MLFLOW_DISABLE_TELEMETRY": "true",

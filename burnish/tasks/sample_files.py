@@ -8,7 +8,6 @@ index of all is what the datasets library loads: it wants one type in a column, 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import shutil
@@ -28,8 +27,6 @@ from burnish.utils.json_text import parse_json
 from burnish.utils.paths import RECORDS
 from burnish.utils.reading import read_file
 from burnish.utils.video import clip_format, encode_clip
-
-log = logging.getLogger(__name__)
 
 INDEX = "metadata.jsonl"  # of all, under the name by which datasets knows it; names of files are from its folder
 

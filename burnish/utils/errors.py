@@ -1,11 +1,8 @@
-"""Errors that are shown as a message, without a traceback; and the log, which has warnings."""
+"""Errors that are shown as a message, without a traceback."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
-
-log = logging.getLogger("burnish")
 
 
 class UserError(ValueError):

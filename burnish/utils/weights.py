@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from burnish.utils.errors import UserError, listed, log
+from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.reading import understood
 
 if TYPE_CHECKING:
     from torch import nn
+
+log = logging.getLogger(__name__)
 
 Agreed = Callable[[list[str]], list[str]]
 
@@ -126,6 +129,15 @@ def tokenizer_complaint(folder: Path) -> str:
     return f"{folder} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); download the model again"
 
 
+def adapter_complaint(folder: Path) -> str:
+    """What is wrong with a folder of transformers that has an adapter beside its weights."""
+    return (
+        f"{folder} has an adapter beside its weights (adapter_config.json), which transformers would apply to them; "
+        "merge it into them, or move its files to a folder of their own, which is given as model.lora.path"
+        if (folder / "adapter_config.json").is_file() else ""
+    )  # fmt: skip
+
+
 def _listed(index: Path) -> list[str]:
     """The files that an index names, which lie beside it: a path would lead elsewhere, and is not a name of one."""
     try:
@@ -149,11 +161,8 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
     """
     if _unread.get():
         return from_config(kind, folder, **options)
-    if (folder / "adapter_config.json").is_file() and not hasattr(kind, "load_config"):
-        raise UserError(
-            f"{folder} has an adapter beside its weights (adapter_config.json), which transformers would apply to "
-            "them; remove it from there, or move it to a folder of its own and give that as model.lora.path"
-        )
+    if not hasattr(kind, "load_config") and (complaint := adapter_complaint(folder)):
+        raise UserError(complaint)
     if (variant := variant_of(folder)) is not None:
         options["variant"] = variant
     with understood(f"{folder} can't be loaded as {kind.__name__}"), quietly():

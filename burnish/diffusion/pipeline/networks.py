@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -21,8 +20,6 @@ from burnish.models.loading import block_count, compare_attention
 from burnish.models.lora import AsInForward, attach
 from burnish.models.targets import ends_with
 from burnish.utils.errors import UserError
-
-log = logging.getLogger(__name__)
 
 HOMES = ("diffusers.models.transformers", "diffusers.models.unets")
 AIDES = ("controlnet", "adapter", "vocoder", "connector", "upsampler", "projection")  # in names of frozen helpers

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.tokenizer import overlaid
-from burnish.models.adapters import SETTINGS, check_adapter_files
+from burnish.models.adapters import check_adapter_files
 from burnish.models.loading import attention_errors, block_count, compare_attention, placement_of, read_folder
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
@@ -20,7 +20,14 @@ from burnish.registry import lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, quietly, refuse_quantized, tokenizer_complaint, without_weights
+from burnish.utils.weights import (
+    adapter_complaint,
+    complaints_about,
+    quietly,
+    refuse_quantized,
+    tokenizer_complaint,
+    without_weights,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -96,11 +103,8 @@ def check_files(options: CommonModelOptions) -> None:
     sees_or_hears = "vision_config" in config or "audio_config" in config
     if sees_or_hears and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; download the model again")
-    if (path / SETTINGS).is_file():
-        found.append(
-            f"{path} has the {SETTINGS} of an adapter beside a model, which transformers would load with it; merge it "
-            "into the weights, or move its files to a folder of their own (model.lora.path)"
-        )
+    if complaint := adapter_complaint(path):
+        found.append(complaint)
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
     if (path / GENERATION).is_file():
