@@ -234,11 +234,10 @@ class Block(Once):
         key = self.held(), bool(learned), regions, precision, _shapes((args, tuple(kwargs.values())))
         if not learned:
             return self.repeated(key, leaves, tree, most=0)  # else the next one leaves something behind, too
-        if key in self.known:
-            self.counter.repeated(self.known[key].forward)
-        else:
+        if key not in self.known:
             self.known[key] = self._with_gradients(leaves, tree, again=regions > 0)
         cost = self.known[key]
+        self.counter.repeated(cost.forward)
         held = leaves if regions else [leaves[number] for number in cost.inputs]
         return cost.result(_Repeated.apply(self.counter, cost, held, *learned), leaves)  # type: ignore[no-untyped-call]
 
@@ -251,8 +250,9 @@ class Block(Once):
         function = partial(checkpoint, self.function, use_reentrant=False, preserve_rng_state=False)
         own = [one.detach().requires_grad_() if getattr(one, "requires_grad", False) else one for one in leaves]
         run = partial(self.measured, function if again else self.function, own, tree)
-        run()  # makes what all that follow have, too
         with self.counter.quiet():
+            if not any(cost.gradients for cost in self.known.values()):
+                run()  # makes what all that follow have, too
             cost, found = run()
             learned = [isinstance(kind, Like) and kind.learned for kind in cost.outputs]
             ends = [one for one, learns in zip(tree_flatten(found)[0], learned, strict=True) if learns]
