@@ -98,7 +98,7 @@ def peaks(
             measure.load(assembly, counter, half)
             half.prepare()
             half.begin()
-            train_phases(assembly, counter, half, samples=True)
+            train_phases(assembly, counter, half)
         else:
             _train(assembly, counter, half)
     return counter.peaks

@@ -81,9 +81,8 @@ def remedies(
         if now.fits(memory) or any(pool.vllm is not None and pool.vllm.complaint(memory) for pool in now.pools):
             return  # what a vLLM without room needs is said where that is found
         phases = {pool.highest[0] for pool in now.pools if pool.needs_of(memory) > memory}
-        if remedy.phases and phases.isdisjoint(remedy.phases):
-            continue
-        if remedy.task and read(()).task != remedy.task:
+        elsewhere = remedy.phases and phases.isdisjoint(remedy.phases)
+        if elsewhere or (remedy.task and read(()).task != remedy.task):
             continue
         options = (*kept, remedy.option)
         try:

@@ -169,7 +169,6 @@ class GeneratorHalf(Half):
         """Samples of a job with what its trajectories are for, and only a corner of every image."""
 
         def labelled(job: FlowJob) -> Generator[Any]:
-            self.batches.clear()
             with closing(sample(job)) as parts:
                 for rows, trace, images in parts:
                     if job.purpose == "rollout":

@@ -137,9 +137,9 @@ class Pretending:
 
     def _anew(self, value: Any) -> Any:
         """A fake tensor like one without memory; anything else as it is."""
-        if not isinstance(value, Tensor):
-            return value
-        return self._as_fake(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META))
+        if isinstance(value, Tensor):
+            value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        return self._as_fake(value)
 
     @staticmethod
     def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
@@ -264,14 +264,11 @@ def cuda_precision() -> Iterator[None]:
         yield
 
 
-def _in_float32(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _in_float32(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    low = (torch.bfloat16, torch.float16)
+    args, kwargs = tree_map_only(Tensor, lambda one: one.float() if one.dtype in low else one, (given, named))
     with torch.autocast("cpu", enabled=False):
-        return function(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
-
-
-def _float32(value: Any) -> Any:
-    lower = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if lower else value
+        return function(*args, **kwargs)
 
 
 def _exchanged(one: Tensor, other: Tensor) -> None:

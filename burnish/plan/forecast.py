@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.config import RunConfig
 from burnish.config.batches import with_sizes
@@ -238,11 +238,10 @@ class Forecasts:
 def _judges(config: RunConfig) -> Iterator[PoolForecast]:
     """The pool that scores, if there is one and it has networks on GPUs."""
     pool = config.pools.reward if config.runtime == "ray" else None
-    found = loaded_by({"rewards": config.rewards}, config.scoring.processes)
-    held = found.always + found.scoring
-    if pool is not None and (held or found.unknown):
-        phases = {SCORE: Peak(held, {REWARDS: held})}
-        yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
+    always, scoring, unknown = loaded_by({"rewards": config.rewards}, config.scoring.processes)
+    if pool is not None and (always or scoring or unknown):
+        phases = {SCORE: Peak(always + scoring, {REWARDS: always + scoring})}
+        yield PoolForecast("reward", pool.size, phases, 0, unknown, sharing=sharing(pool))
 
 
 def sharing(pool: PoolOptions | None) -> int:
@@ -316,12 +315,9 @@ class Process:
             setattr(getattr(config, section), name, size)
         with self.pretended():
             self.half.begin()
-            saved = train_phases(assembly, counter, self.half, samples=self.samples) if self.trains else 0
-            if not self.trains:
-                rollout_phases(assembly, counter, self.half)
+            saved = (train_phases if self.trains else rollout_phases)(assembly, counter, self.half)
             every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
-            learned = sum(one.numel() for one in every if one.requires_grad)
-            weights = learned, sum(one.numel() for one in every) - learned
+            learned, frozen = (sum(one.numel() for one in every if one.requires_grad is on) for on in (True, False))
             if assembly.has_separate_engine:
                 from burnish.plan.language import vllm_forecast
 
@@ -338,7 +334,8 @@ class Process:
         return PoolForecast(
             self.name, self.size, phases, saved, unknown, vllm,
             sharing(config.pools.by_name().get(self.name) if config.runtime == "ray" else None),
-            {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed}, weights,
+            {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed},
+            (learned, frozen),
         )  # fmt: skip
 
 
@@ -364,12 +361,9 @@ OWN = "environment.arguments"  # a section whose rewards are in the process that
 FURTHER = ("clip",)  # options of rewards that name a network beside that of path
 
 
-class Scorers(NamedTuple):
-    """What they take of the GPU."""
-
-    always: int  # bytes of weights that rest there, and of their process
-    scoring: int  # bytes of those that are there while samples are scored
-    unknown: tuple[str, ...]  # options of rewards whose weights nobody knows here
+# what they take of the GPU: bytes of weights that rest there, and of their process; bytes of those that are there while
+# samples are scored; and options of rewards whose weights nobody knows here
+Scorers: TypeAlias = tuple[int, int, tuple[str, ...]]
 
 
 def scorers_of(config: RunConfig, *, samples: bool, trains: bool) -> Scorers:
@@ -408,7 +402,7 @@ def loaded_by(sections: Mapping[str, Mapping[str, AnyReward]], processes: int) -
         always += sum(size or 0 for size in sizes.values()) - sum(away)
         always += CONTEXT if sizes and processes and section != OWN else 0
         scoring += max(away, default=0)
-    return Scorers(always, scoring, tuple(unknown))
+    return always, scoring, tuple(unknown)
 
 
 def _sizes(rewards: Mapping[str, AnyReward]) -> Iterator[tuple[str, int | None]]:

@@ -161,19 +161,18 @@ def learn(
     return count, earlier
 
 
-def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool) -> int:
+def train_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> int:
     """What a process of the pool ``train`` does up to its second policy update, up to saving.
 
     Args:
         assembly: of a run; its networks are loaded.
         counter: which is active.
         half: the task's.
-        samples: whether it samples, as without a pool of its own for that.
 
     Returns:
         Bytes that it writes of a checkpoint.
     """
-    config, trainer = assembly.config, assembly.workers
+    config, trainer, samples = assembly.config, assembly.workers, half.samples
     update = max(2, *(group.first_update for group in trainer.groups))
     prime(trainer, counter, update)
     if config.reference_guidance is not None:
@@ -233,8 +232,8 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     return saved
 
 
-def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
-    """What a process of the pool ``rollout`` does."""
+def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> int:
+    """What a process of the pool ``rollout`` does; it writes nothing of a checkpoint."""
     roles, processes = assembly.roles, assembly.config.pools.rollout.size
     with counter.phase(RECEIVE, BUFFERS):
         # held beside what samples; where vLLM does, the network itself takes them
@@ -252,6 +251,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
         counter.label(STORED, half.caches())
     counter.repeat_work(SAMPLE, times)
     del spare
+    return 0
 
 
 @without_collecting()

@@ -45,14 +45,12 @@ class Like(NamedTuple):
 
     def made(self) -> Tensor:
         """One with memory of its own, also in the place of a part of larger memory."""
-        own = self._own()
-        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
-
-    def _own(self) -> Tensor:
         reach = 1 + sum((count - 1) * step for count, step in zip(self.size, self.stride, strict=True))
         if reach > self.size.numel():
-            return torch.empty(self.size, dtype=self.dtype)
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+            own = torch.empty(self.size, dtype=self.dtype)
+        else:
+            own = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
 
 
 def made_of(value: Any) -> Any:
@@ -234,10 +232,11 @@ class Block(Once):
         key = self.held(), bool(learned), regions, precision, _shapes((args, tuple(kwargs.values())))
         if not learned:
             return self.repeated(key, leaves, tree, most=0)  # else the next one leaves something behind, too
-        if key not in self.known:
+        if key in self.known:
+            self.counter.repeated(self.known[key].forward)
+        else:
             self.known[key] = self._with_gradients(leaves, tree, again=regions > 0)
         cost = self.known[key]
-        self.counter.repeated(cost.forward)
         held = leaves if regions else [leaves[number] for number in cost.inputs]
         return cost.result(_Repeated.apply(self.counter, cost, held, *learned), leaves)  # type: ignore[no-untyped-call]
 
@@ -250,9 +249,8 @@ class Block(Once):
         function = partial(checkpoint, self.function, use_reentrant=False, preserve_rng_state=False)
         own = [one.detach().requires_grad_() if getattr(one, "requires_grad", False) else one for one in leaves]
         run = partial(self.measured, function if again else self.function, own, tree)
+        run()  # makes what all that follow have, too
         with self.counter.quiet():
-            if not any(cost.gradients for cost in self.known.values()):
-                run()  # makes what all that follow have, too
             cost, found = run()
             learned = [isinstance(kind, Like) and kind.learned for kind in cost.outputs]
             ends = [one for one, learns in zip(tree_flatten(found)[0], learned, strict=True) if learns]
