@@ -226,6 +226,8 @@ class Forecasts:
         self._processes, self._layout = [], None
 
     def _load(self, config: RunConfig) -> None:
+        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+        self._until_closed.callback(gc.unfreeze)
         folder = self._until_closed.enter_context(TemporaryDirectory())
         ranks = self._until_closed.enter_context(pretend_ranks(self._ranks))
         found, apart = located(config, Path(folder)), config.pools.rollout if config.runtime == "ray" else None
@@ -293,9 +295,7 @@ class Process:
     @contextmanager
     def pretended(self) -> Iterator[None]:
         """A context in which tensors have no values, and operations are counted."""
-        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
         with ExitStack() as contexts:
-            contexts.callback(gc.unfreeze)
             # nothing that the run's own code has to say is true of values that nobody knows
             contexts.callback(logging.disable, logging.root.manager.disable)
             logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
