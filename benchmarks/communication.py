@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,8 +38,9 @@ from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
 from burnish.config.hardware import NODE, Speed, read_machine
 from burnish.plan import measure
 from burnish.plan.advice import least_bytes
-from burnish.plan.counter import BETWEEN, INSIDE, OPERATIONS, LiveBytes
-from burnish.plan.forecast import half_of, pretended
+from burnish.plan.counter import BETWEEN, INSIDE, OPERATIONS
+from burnish.plan.fakes import pretend_ranks
+from burnish.plan.forecast import Process
 from burnish.plan.published import CONFIG, Published, located, published
 from burnish.training.trainer import Trainer
 
@@ -91,18 +93,17 @@ def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterat
     with TemporaryDirectory() as scratch:
         if model == A3B:
             given += [describe_a3b(Path(scratch) / "model"), f"sharding.expert_parallel={experts}"]
-        config, counter = load(recipe, given), LiveBytes()
+        config = load(recipe, given)
         weights = int(WEIGHTS[model])
         counts = (weights, 0) if config.model.lora is None else (0, weights)
         every = layouts(config)
         layout = next((one for one in every if least_bytes(config, one, *counts) < ROOM * memory), every[-1])
         config = located(with_sizes(config, layout), Path(scratch))
-        with pretended(config, size, counter) as (assembly, pretending):
-            half = half_of(assembly, counter, pretending)
-            measure.load(assembly, counter, half)
-            half.prepare()
-            trainer = assembly.workers
-            measure.take_few(assembly, counter, half)
+        with ExitStack() as contexts:
+            process = Process(config, "train", size, contexts.enter_context(pretend_ranks(size)))
+            contexts.enter_context(process.pretended())
+            assembly, counter, trainer = process.assembly, process.counter, process.assembly.workers
+            measure.take_few(assembly, counter, process.half)
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
             works = []
             for times in (1, 2):

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
-from burnish.language.config import LanguageConfig
 from burnish.plan import measure
 from burnish.plan.counter import BATCH, STORED, LiveBytes, Peak
 from burnish.plan.fakes import Pretending
 from burnish.plan.forecast import half_of
-from burnish.plan.language import LanguageHalf, known_capabilities
+from burnish.plan.language import LanguageHalf
 from burnish.plan.measure import train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -88,17 +87,18 @@ def peaks(
     pretending = Pretending()
     with ExitStack() as contexts:
         config = load(recipe, list(options))
-        if fake and isinstance(config, LanguageConfig):
-            contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
+        if fake:
+            contexts.enter_context(half_of(config).without_values(config, counter, shared=ranks.size > 1))
         if fake or drawn:
             contexts.enter_context(without_weights())
-        if fake:
-            contexts.enter_context(pretending.active())
-        contexts.enter_context(counter)
+        contexts.enter_context(pretending.active(counter) if fake else counter)
         assembly = assemble(config, ranks)
-        half = half_of(assembly, counter, pretending)
+        half = half_of(config)(assembly, counter, pretending)
         if fake or isinstance(half, LanguageHalf):
-            train_phases(assembly, counter, half, samples=True)
+            measure.load(assembly, counter, half)
+            half.prepare()
+            half.begin()
+            train_phases(assembly, counter, half)
         else:
             _train(assembly, counter, half)
     return counter.peaks

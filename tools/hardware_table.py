@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import chdir
+from contextlib import chdir, closing
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from burnish.config.batches import smallest, with_sizes, written
+from burnish.config.batches import smallest, written
 from burnish.config.hardware import Hardware
 from burnish.config.load import hardware_of, load, recipe_names
 from burnish.config.yaml_text import parse
@@ -93,15 +93,15 @@ def machine(hardware: Hardware) -> list[str]:
 def forecast_recipe(name: str, hardware: Hardware, *, fills: bool) -> None:
     """Forecast a recipe on what it states, and keep what it needs."""
     from burnish.plan.advice import choose
-    from burnish.plan.forecast import forecast
+    from burnish.plan.forecast import Forecasts
 
-    config = load(name, machine(hardware))
-    least, known = forecast(with_sizes(config, smallest(config))), needs()
-    figures = {key(name, hardware): least}
-    if fills:
-        known.pop(key(name, hardware, filling().get(key(name, hardware), ())), None)
-        chosen = choose(config, hardware.bytes)
-        figures[key(name, hardware, written(chosen.sizes))] = chosen.forecast
+    config, known = load(name, machine(hardware)), needs()
+    with closing(Forecasts(config)) as forecasts:
+        figures = {key(name, hardware): forecasts(smallest(config))}
+        if fills:
+            known.pop(key(name, hardware, filling().get(key(name, hardware), ())), None)
+            chosen = choose(forecasts, hardware.bytes)
+            figures[key(name, hardware, written(chosen.sizes))] = chosen.forecast
     for full, figure in figures.items():
         known[full] = round(figure.needs_of(hardware.bytes) / 1e9, 1)
         print(f"{full}: {known[full]} GB", flush=True)

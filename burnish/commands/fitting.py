@@ -95,11 +95,11 @@ class Fit:
             terminal.say(f"Warning: {why}: expect it to run out of memory (burnish plan tries what would help)")
             return
         terminal.say("Trying options that need less memory")
-        fits: Tried | None = None
+        tried: Tried | None = None
         with suppress(NoForecast):
-            fits = next((tried for tried in asked.ask(ADVICE + LAST, memory, ADVICE) if tried.fits), None)
+            tried = asked.ask(ADVICE + LAST, memory, ADVICE)
         way_out = (
-            f"it fits with {' '.join(fits.options)} ({fits.cost}; {shown(fits.needs)})" if fits is not None
+            f"it fits with {' '.join(tried.options)} ({tried.cost}; {shown(tried.needs)})" if tried and tried.fits
             else f"none of the options that burnish plan tries makes it fit: {LARGER}"
         )  # fmt: skip
         raise UserError(f"{why}; {way_out}; or set force=true to train all the same")
@@ -178,32 +178,31 @@ def _foreteller(file: str) -> Callable[..., Any]:
     """In the process: forecasts the run, and returns what answers about a GPU's memory.
 
     It answers with the largest batches for so many bytes, or then, given seconds, with options that make the run
-    smaller, as far as they were tried in that time; with a text where it can't.
+    smaller, or the last that were tried in that time; with a text where it can't.
 
     Raises:
         RuntimeError: there is no forecast.
     """
     # a run that asks for none imports none of this
     from burnish.plan.advice import candidates, choose, remedies
-    from burnish.plan.forecast import forecast
+    from burnish.plan.forecast import Forecasts
 
     config = load(file)
     try:
-        first = forecast(with_sizes(config, candidates(config)[0]))
+        forecasts = Forecasts(config)
+        forecasts(candidates(config)[0])
     except Exception as error:
         raise RuntimeError(why(error)) from None
-    chosen = cache(partial(choose, config, first=first))
+    chosen = cache(partial(choose, forecasts))
 
     def answer(memory: int, seconds: float | None = None) -> Any:
         try:
             if seconds is None:
                 return chosen(memory)
-            tried, begun = [], time.monotonic()
-            for one in remedies(lambda more: load(file, more), chosen(memory).forecast, memory):
-                tried.append(one)
-                if time.monotonic() - begun > seconds:
-                    break
-            return tried
+            forecasts.close()  # its ranks; others are tried
+            late = time.monotonic() + seconds
+            tried = remedies(lambda more: load(file, more), chosen(memory).forecast, memory)
+            return next((one for one in tried if one.fits or time.monotonic() > late), None)
         except Exception as error:
             return why(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from burnish.config import RunConfig, load
@@ -44,7 +45,7 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
     with terminal.loading_pytorch():
         from burnish.plan.advice import choose, remedies
         from burnish.plan.counter import shown
-        from burnish.plan.forecast import FRAGMENTS, OVERHEAD
+        from burnish.plan.forecast import FRAGMENTS, OVERHEAD, Forecasts
     stated, (machine, _) = hardware_of(recipe), read_machine(options)
     profile = machine.profile(stated)
     memory = machine.memory or (None if profile is None else profile.bytes)
@@ -56,8 +57,8 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
         terminal.say(made_for(recipe, stated))
     if profile is not None and machine.memory is None:
         terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
-    with terminal.progress("Forecasting") as tell:
-        chosen = choose(config, memory, tell)
+    with terminal.progress("Forecasting") as tell, closing(Forecasts(config, tell)) as forecasts:
+        chosen = choose(forecasts, memory)
     if chosen.sizes:
         why = "the smallest; memory=80GB finds the largest that fit" if memory is None else f"for {shown(memory)}"
         terminal.say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))} ({why}).")

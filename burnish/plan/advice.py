@@ -11,7 +11,6 @@ from burnish.config import RunConfig
 from burnish.config.batches import (
     SHARD_SIZE,
     ZERO_STAGE,
-    Sizes,
     layouts,
     smallest,
     unforeseen,
@@ -19,7 +18,7 @@ from burnish.config.batches import (
     with_sizes,
 )
 from burnish.plan.counter import ACTIVATIONS, CACHES, Tell, silent
-from burnish.plan.forecast import FRAGMENTS, Forecast, forecast
+from burnish.plan.forecast import FRAGMENTS, Forecast, Forecasts, forecast
 from burnish.plan.measure import BACKWARD, BASELINE, SAMPLE, UPDATE, VALIDATE
 from burnish.utils.errors import UserError
 
@@ -82,9 +81,8 @@ def remedies(
         if now.fits(memory) or any(pool.vllm is not None and pool.vllm.complaint(memory) for pool in now.pools):
             return  # what a vLLM without room needs is said where that is found
         phases = {pool.highest[0] for pool in now.pools if pool.needs_of(memory) > memory}
-        if remedy.phases and phases.isdisjoint(remedy.phases):
-            continue
-        if remedy.task and read(()).task != remedy.task:
+        elsewhere = remedy.phases and phases.isdisjoint(remedy.phases)
+        if elsewhere or (remedy.task and read(()).task != remedy.task):
             continue
         options = (*kept, remedy.option)
         try:
@@ -119,30 +117,32 @@ def candidates(config: RunConfig) -> list[dict[str, Any]]:
     return [sizes for layout in layouts(config) if (sizes := batches | layout) != low] + [low]
 
 
-def choose(config: RunConfig, memory: int | None, tell: Tell = silent, *, first: Forecast | None = None) -> Chosen:
+def choose(forecasts: Forecasts, memory: int | None) -> Chosen:
     """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
-        config: of the run.
+        forecasts: of the run.
         memory: bytes of a GPU; None takes the smallest sizes.
-        tell: as of ``forecast``.
-        first: its forecast with the first of its ``candidates``, if it is made.
     """
+    config = forecasts.config
     low, *others = candidates(config) if memory is not None else [smallest(config)]
-    least, open_sizes = first or forecast(with_sizes(config, low), tell), unsettled(config)
+    least, open_sizes = forecasts(low), unsettled(config)
     while memory is not None and others and not least.fits(memory):
         low = others.pop(0)
         if not others or least_bytes(config, low, *least.pools[0].weights) <= memory:
-            least = forecast(with_sizes(config, low), tell)
+            least = forecasts(low)
     if memory is None or not least.fits(memory):
         return Chosen(low, least)
     chosen, found, now = Chosen(low, least), None, low
     for _ in range(ROUNDS):
         rooms = {option: _room(option, memory, least, found, now[option] / low[option]) for option in open_sizes}
-        now = low | {option: _largest(sizes, low[option] * rooms[option]) for option, sizes in open_sizes.items()}
+        now = low | {
+            option: max(size for size in sizes.tried if size <= low[option] * rooms[option])
+            for option, sizes in open_sizes.items()
+        }
         if now == chosen.sizes:
             break
-        found = forecast(with_sizes(config, now), tell)
+        found = forecasts(now)
         if found.fits(memory):
             chosen = Chosen(now, found)
     return chosen
@@ -154,11 +154,6 @@ def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, froz
     parts = config.sharding.parts  # of experts, or of layers, which may be all the weights there are
     gathered = (2 * (learned + frozen) if stage in (1, 2) else 0) + (4 * learned if stage == 1 else 0)
     return (16 * learned + 2 * frozen) // max(shard or config.ranks, parts) + gathered // parts
-
-
-def _largest(sizes: Sizes, most: float) -> int:
-    """The largest size up to ``most``."""
-    return max(size for size in sizes.tried if size <= most)
 
 
 def _room(option: str, memory: int, least: Forecast, found: Forecast | None, larger: float) -> float:

@@ -75,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, entered: Tell = silent) -> None:
         """Args: ``entered`` is told of every phase that begins."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.entered = entered
+        self.entered, self.compute = entered, _compute
         self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
         self.done: Counter[str] = Counter()  # all work so far: operations, kernels, and bytes that these move
         self.category = ACTIVATIONS  # of what is made from now on
@@ -114,6 +114,13 @@ class LiveBytes(TorchDispatchMode):
             finally:
                 self._phases.pop()
         self._risen()
+
+    def restart(self, *kept: str) -> None:
+        """Forget all phases but those, and what stood for more of its kind."""
+        gc.collect()
+        self.peaks, self.times, self._by = {name: self.peaks[name] for name in kept}, {}, Counter()
+        for known in self._known.values():
+            self._by[known.category] += known.size
 
     @contextmanager
     def made_as(self, category: str) -> Iterator[None]:
@@ -181,7 +188,7 @@ class LiveBytes(TorchDispatchMode):
         if func is DEVICE:
             return device_of(args[0])
         with torch._C.DisableTorchFunction():  # of which this is no part: every look at a tensor would be one
-            found = func(*args, **(kwargs or {}))
+            found = self.compute(func, types, args, kwargs or {})
             inputs = list(tensors_in(args))
             outputs = list(tensors_in(found if isinstance(found, list | tuple) else (found,)))
             category = self._exchanged(args, kwargs) if func.namespace in EXCHANGES else self._inherited(inputs)
@@ -218,13 +225,12 @@ class LiveBytes(TorchDispatchMode):
 
     def _inherited(self, inputs: Iterable[Tensor]) -> str:
         """What is computed from the host's tensors alone stays there."""
-        hosted = ""
-        for one in inputs if any(self._by[name] for name in IN_HOST) else ():
-            if (category := self._category(one)) in IN_HOST:
-                hosted = category or ""
-            elif one.numel() > SMALL:
-                return self.category
-        return hosted or self.category
+        if not any(self._by[name] for name in IN_HOST):
+            return self.category
+        kinds = [(self._category(one), one.numel()) for one in inputs]
+        hosted = [kind for kind, _ in kinds if kind in IN_HOST]
+        on_device = any(count > SMALL for kind, count in kinds if kind not in IN_HOST)
+        return self.category if on_device or not hosted else str(hosted[-1])
 
     def _category(self, tensor: Tensor) -> str | None:
         known = self._known.get(key_of(tensor))
@@ -269,11 +275,17 @@ class LiveBytes(TorchDispatchMode):
         peaks = [*self._spans, *(self.peaks[name] for name in self._phases[-1:])]
         if not peaks:
             return
-        live, host = self.live + (more.total if more else 0), sum(self._by[name] for name in IN_HOST)
+        parts = self.parts()
+        live, host = sum(parts.values()) + (more.total if more else 0), self._by[HOST] + self._by[STORED]
         for peak in peaks:
             peak.host = max(peak.host, host)
             if live >= peak.total:
-                peak.total, peak.parts = live, dict(Counter(self.parts()) + Counter(more.parts if more else {}))
+                peak.total, peak.parts = live, dict(Counter(parts) + Counter(more.parts if more else {}))
+
+
+def _compute(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives by itself."""
+    return func(*args, **kwargs)
 
 
 def _no_grad(mode: bool = True) -> AbstractContextManager[Any]:

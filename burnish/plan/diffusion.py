@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from burnish.diffusion.pipeline.forwards import RunDone
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loading import family_of, read_index
 from burnish.diffusion.pipeline.model import PipelineModel
+from burnish.diffusion.pipeline.program import Program
 from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import grey, made_up_prompts
@@ -31,6 +33,7 @@ from burnish.plan.repeats import Like, Once, compute_once, made_of
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
+from burnish.utils.lru_cache import LruCache
 
 IMAGE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
 CORNER = 16  # pixels
@@ -55,11 +58,16 @@ def made_up_images(
 class GeneratorHalf(Half):
     """What is a generator's own in a forecast."""
 
-    def __init__(self, assembly: FlowAssembly, counter: LiveBytes) -> None:
-        super().__init__(assembly, counter)
+    def __init__(self, assembly: FlowAssembly, *given: Any, **named: Any) -> None:
+        super().__init__(assembly, *given, **named)
         self.batches = defaultdict[int, list[Any]](list)  # of a job, by their sizes: what they cost, and drew
         if assembly.config.sharding.context_parallel > 1:
             assembly.check_split_sequences()
+
+    @staticmethod
+    def without_values(config: Any, counter: LiveBytes, *, shared: bool) -> AbstractContextManager[Any]:
+        # what a pipeline does for a prompt is what it does for others, which by values is compared
+        return patch.object(Program, "confirmed", True)
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Made-up prompts, and finished images of the size that the run draws where it learns from such."""
@@ -117,21 +125,36 @@ class GeneratorHalf(Half):
         if model.away:
             self._offload(model)
         model.predict = once(_in_some_form(model), held=lambda: (self.gathered(), model.shares))
+        model.decode, encode_images = once(model.decode), once(model.encode_images)
+        self._once = [model.predict, model.decode, encode_images]  # where a prompt is also encoded
+        model.encode_images = torch.no_grad()(encode_images)
         model.verify = lambda *args, **kwargs: None
-        model.decode = once(model.decode)
-        model.encode_images = torch.no_grad()(once(model.encode_images))
         model._latent_layout = partial(_latent_layout, model)
         for name in ("distribute", "kept"):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
         engine.sample, engine._denoise = self._labelled(engine.sample), self._denoised(engine._denoise)
+        self._sizes = dict(model.forwards._known)
+
+    def begin(self) -> None:
+        roles: FlowRoles = self.assembly.roles
+        model: Any = roles.model
+        roles.micro_batch_size = self.assembly.config.trainer.micro_batch_size
+        model.forget_programs()
+        for known in (model.forwards._known, *(one.known for one in self._once)):
+            known.clear()
+        model.forwards._known |= self._sizes
+        for cache in (*vars(model).values(), *(data._cache for data in self.assembly.finished.values())):
+            if isinstance(cache, LruCache):
+                cache.clear()
+        super().begin()
         for data in self.assembly.finished.values():
             data.check()  # whose first image tells the shape of all
 
     @property
     def _waits(self) -> bool:
         """Whether recorded states wait in CPU memory until they are learned from."""
-        return self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1
+        return bool(self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1)
 
     def _stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stored(each: Callable[..., Any], parts: Any) -> Any:
@@ -146,7 +169,6 @@ class GeneratorHalf(Half):
         """Samples of a job with what its trajectories are for, and only a corner of every image."""
 
         def labelled(job: FlowJob) -> Generator[Any]:
-            self.batches.clear()
             with closing(sample(job)) as parts:
                 for rows, trace, images in parts:
                     if job.purpose == "rollout":

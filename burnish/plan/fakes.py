@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from burnish.options.model import Precision
-from burnish.plan.counter import DEVICE, META, device_of, tensors_in
+from burnish.plan.counter import META, LiveBytes, tensors_in
 from burnish.training.ranks import SINGLE_RANK, ProcessRanks, Ranks, process_group
 
 aten, CPU = torch.ops.aten, torch.device("cpu")
@@ -54,20 +53,21 @@ def is_fake(value: Any) -> bool:
     return isinstance(getattr(value, "_local_tensor", value), FakeTensor)
 
 
-class Pretending(TorchDispatchMode):
-    """A mode in which networks are made without memory. What is asked of values that nobody knows gets an answer.
+class Pretending:
+    """Makes networks without memory. What is asked of values that nobody knows gets an answer.
 
     Choices by value take as many rows as there could be, so that a forecast is too high rather than too low.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._like = vars(FakeTensor(self.fake, torch.empty(0, device=META), CPU))  # what each of them has
         self._known: dict[Any, Any] = {}  # what operations made, by what they made it of
         self.integer = 1  # the answer where one is asked for
         self._answers: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: lambda *_: True,
+            aten.normal_.default: lambda x, *_, **__: x,
             aten.nonzero.default: self._nonzero,
             aten._unique2.default: self._unique,
             aten.bincount.default: self._bincount,
@@ -79,33 +79,28 @@ class Pretending(TorchDispatchMode):
         }
 
     @contextmanager
-    def active(self) -> Iterator[Pretending]:
-        """Pretend in this context."""
+    def active(self, counter: LiveBytes) -> Iterator[None]:
+        """Pretend in this context, and count what happens."""
         hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
         with ExitStack() as contexts:
             contexts.callback(hook.remove)
-            contexts.enter_context(patch.object(nn.Module, "_apply", _apply))
+            contexts.enter_context(patch.object(torch.utils, "swap_tensors", _exchanged))
             contexts.enter_context(patch.multiple(FakeTensor, create=True, **OWN_METHODS))
             # which draws until values fit
             contexts.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", _as_it_is))
             contexts.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            contexts.enter_context(self)
-            yield self
+            contexts.enter_context(patch.object(counter, "compute", self.computed))
+            contexts.enter_context(counter)
+            yield
 
     def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or is_fake(parameter):
             return parameter
         return nn.Parameter(self._as_fake(parameter.detach().to(META)), parameter.requires_grad)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it is slow
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE:
-            return device_of(args[0])
-        kwargs = kwargs or {}
+    def computed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation gives."""
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
         if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
@@ -129,7 +124,7 @@ class Pretending(TorchDispatchMode):
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operation makes of like tensors, by PyTorch's own kernel for shapes, asked once."""
-        key = (func, *map(_likeness, tree_leaves((args, kwargs)))) if _is_pure(func) else None
+        key = (func, *map(_likeness, (*args, *kwargs.items()))) if _is_pure(func) else None
         with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
             found = None if key is None else self._known.get(key)
             if found is None:
@@ -142,7 +137,9 @@ class Pretending(TorchDispatchMode):
 
     def _anew(self, value: Any) -> Any:
         """A fake tensor like one without memory; anything else as it is."""
-        return self._as_fake(torch.empty_like(value)) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        return self._as_fake(value)
 
     @staticmethod
     def _without_memory(func: Any, args: Any, kwargs: Any) -> Any:
@@ -150,8 +147,13 @@ class Pretending(TorchDispatchMode):
         return func(*map(_without_values, args), **named)
 
     def _as_fake(self, value: Any) -> Any:
-        plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
-        return FakeTensor(self.fake, value, CPU) if plain else value
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+            return value
+        made = Tensor._make_subclass(
+            FakeTensor, value, value.requires_grad, dispatch_device=True, device_for_backend_keys=CPU
+        )  # as its own constructor does, which checks much
+        vars(made).update(self._like)
+        return made
 
     def _scalar(self, value: Tensor) -> bool | int | float:
         if value.dtype == torch.bool:
@@ -223,6 +225,8 @@ def _is_large(value: Tensor, *, unset: bool) -> bool:
 
 def _likeness(value: Any) -> Any:
     """What an operation's result is made like: of tensors their shapes alone."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_likeness, value))
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
 
 
@@ -260,30 +264,16 @@ def cuda_precision() -> Iterator[None]:
         yield
 
 
-def _in_float32(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _in_float32(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    low = (torch.bfloat16, torch.float16)
+    args, kwargs = tree_map_only(Tensor, lambda one: one.float() if one.dtype in low else one, (given, named))
     with torch.autocast("cpu", enabled=False):
-        return function(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
+        return function(*args, **kwargs)
 
 
-def _float32(value: Any) -> Any:
-    lower = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if lower else value
-
-
-def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """``nn.Module._apply``, which cannot exchange a fake tensor that anybody refers to."""
-    for module in self.children() if recurse else ():
-        module._apply(fn)
-    for key, parameter in self._parameters.items():
-        if parameter is not None:
-            with torch.no_grad():
-                applied = fn(parameter)
-            if applied is not parameter:
-                self._parameters[key] = nn.Parameter(applied, parameter.requires_grad)
-    for key, buffer in self._buffers.items():
-        if buffer is not None:
-            self._buffers[key] = fn(buffer)
-    return self
+def _exchanged(one: Tensor, other: Tensor) -> None:
+    """In the place of ``torch.utils.swap_tensors``, which takes none that anybody refers to."""
+    one.data = other
 
 
 class PretendRanks(ProcessRanks):
@@ -331,14 +321,15 @@ class StoredLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, compute: torch.dtype, precision: Precision) -> None:
         """Args: ``precision`` of the weight: nf4, int8 or fp8."""
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        self.compute, self.precision = compute, precision
-        columns = layer.in_features // (2 if precision == "nf4" else 1)
-        self.weight = nn.Parameter(torch.empty(layer.out_features, columns, dtype=torch.uint8), requires_grad=False)
-        self.bias = layer.bias
-        scales = layer.weight.numel() // BLOCK
-        rows = layer.out_features * (5 if precision == "int8" else 4)
-        own = scales + 4 * (scales // NESTED) if precision == "nf4" else rows
-        self.scales = nn.Parameter(torch.empty(own, dtype=torch.uint8), requires_grad=False)
+        self.compute, self.precision, self.bias = compute, precision, layer.bias
+        scales, columns = layer.out_features * (5 if precision == "int8" else 4), layer.in_features
+        if precision == "nf4":
+            count = layer.weight.numel() // BLOCK
+            scales, columns = count + 4 * (count // NESTED), columns // 2
+        self.weight, self.scales = (
+            nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
+            for size in ((layer.out_features, columns), (scales,))
+        )
         self.train(layer.training)
 
     def full(self) -> Tensor:

@@ -7,15 +7,16 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.config import RunConfig
+from burnish.config.batches import with_sizes
 from burnish.config.hardware import Speed
 from burnish.config.yaml_text import parse
 from burnish.diffusion.config import FlowConfig
@@ -52,13 +53,15 @@ from burnish.plan.measure import (
     UPDATE,
     VALIDATE,
     Half,
+    load,
     rollout_phases,
     train_phases,
 )
-from burnish.plan.published import CONFIG, FOLDER, located, published_model
+from burnish.plan.published import FOLDER, located, published
 from burnish.registry import Choice
 from burnish.rewards.base import AnyReward
 from burnish.tasks import assemble
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 from burnish.utils.terminal import loading_pytorch
@@ -165,49 +168,82 @@ class Forecast:
 
 
 def forecast(config: RunConfig, tell: Tell = silent) -> Forecast:
-    """Run two policy updates on fake tensors, as the first process of every pool.
+    """Run two policy updates on fake tensors, as the first process of every pool; see ``Forecasts``."""
+    with closing(Forecasts(config, tell)) as forecasts:
+        return forecasts({})
 
-    Args:
-        config: of the run. Of its model only the configuration files are read.
-        tell: is told which phase of which pool comes next.
 
-    Raises:
-        UserError: the model's configuration is not on this machine, or the forecast would be wrong.
+class Forecasts:
+    """Forecasts of a run with one size or another of what is auto. Networks are loaded once for each of their layouts.
+
+    Whoever is done with them closes them.
     """
-    size = config.pools.train.size if config.runtime == "ray" else 1
-    if size == 1 and config.sharding.offload:
-        raise UserError(
-            "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; leave it "
-            "out, or forecast several processes (runtime=ray pools.train.processes=2)"
-        )
-    for suite in suites_of(config):
-        check_task(suite, config.task)
-    with TemporaryDirectory() as folder:
-        config = located(config, Path(folder))
-        apart = config.pools.rollout if config.runtime == "ray" else None
-        trained = config if apart is None else config.trainer_config
-        pools = [_pool(trained, "train", size, tell, samples=apart is None)]
+
+    def __init__(self, config: RunConfig, tell: Tell = silent) -> None:
+        """Load nothing yet.
+
+        Args:
+            config: of the run. Of its model only the configuration files are read.
+            tell: is told which phase of which pool comes next.
+
+        Raises:
+            UserError: the model's configuration is not on this machine, or the forecast would be wrong.
+        """
+        self.config, self._tell = config, tell
+        self._known: dict[Any, Forecast] = {}  # by the sizes
+        self._layout: Any = None  # of the networks that are loaded, and who has them
+        self._processes: list[Process] = []
+        self._until_closed = ExitStack()
+        self._ranks = config.pools.train.size if config.runtime == "ray" else 1
+        if self._ranks == 1 and config.sharding.offload:
+            raise UserError(
+                "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; "
+                "leave it out, or forecast several processes (runtime=ray pools.train.processes=2)"
+            )
+        for suite in suites_of(config):
+            check_task(suite, config.task)
+
+    def __call__(self, sizes: Mapping[str, Any]) -> Forecast:
+        """The forecast with these sizes."""
+        key = tuple(sizes.items())
+        if key not in self._known:
+            config = with_sizes(self.config, sizes)
+            if config.sharding != self._layout:
+                self.close()
+                self._load(config)
+            measured = [process.measure(sizes) for process in self._processes]
+            beside = [text for text, is_there in (
+                ("the process of checkpoint.export, which has a copy of the model in CPU memory",
+                 config.checkpoint.export is not None),
+                ("what compiled blocks keep otherwise (model.compile)", config.model.compile),
+            ) if is_there]  # fmt: skip
+            self._known[key] = Forecast((*measured, *_judges(config)), tuple(beside))
+        return self._known[key]
+
+    def close(self) -> None:
+        """Let go of what is loaded."""
+        self._until_closed.close()
+        self._processes, self._layout = [], None
+
+    def _load(self, config: RunConfig) -> None:
+        gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+        self._until_closed.callback(gc.unfreeze)
+        folder = self._until_closed.enter_context(TemporaryDirectory())
+        ranks = self._until_closed.enter_context(pretend_ranks(self._ranks))
+        found, apart = located(config, Path(folder)), config.pools.rollout if config.runtime == "ray" else None
+        self._processes = [Process(found, "train", self._ranks, ranks, self._tell, samples=apart is None)]
         if apart is not None:
-            pools.append(_pool(config, "rollout", apart.size, tell, samples=True))
-        pools += _judges(config)
-    return Forecast(tuple(pools), tuple(_not_counted(config)))
+            self._processes.append(Process(found, "rollout", apart.size, SINGLE_RANK, self._tell))
+        self._layout = config.sharding
 
 
 def _judges(config: RunConfig) -> Iterator[PoolForecast]:
     """The pool that scores, if there is one and it has networks on GPUs."""
     pool = config.pools.reward if config.runtime == "ray" else None
-    found = loaded_by({"rewards": config.rewards}, config.scoring.processes)
-    held = found.always + found.scoring
-    if pool is not None and (held or found.unknown):
-        phases = {SCORE: Peak(held, {REWARDS: held})}
-        yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
-
-
-def _not_counted(config: RunConfig) -> Iterator[str]:
-    if config.checkpoint.export is not None:
-        yield "the process of checkpoint.export, which has a copy of the model in CPU memory"
-    if config.model.compile:
-        yield "what compiled blocks keep otherwise (model.compile)"
+    always, scoring, unknown = loaded_by({"rewards": config.rewards}, config.scoring.processes)
+    if pool is not None and (always or scoring or unknown):
+        phases = {SCORE: Peak(always + scoring, {REWARDS: always + scoring})}
+        yield PoolForecast("reward", pool.size, phases, 0, unknown, sharing=sharing(pool))
 
 
 def sharing(pool: PoolOptions | None) -> int:
@@ -215,89 +251,103 @@ def sharing(pool: PoolOptions | None) -> int:
     return min(pool.processes, int(1 / pool.gpus)) if pool is not None and pool.gpus and pool.gpus < 1 else 1
 
 
-def _pool(config: RunConfig, name: str, size: int, tell: Tell, *, samples: bool) -> PoolForecast:
-    counter, trains = LiveBytes(lambda phase: tell(f"{phase} of pool {name}")), name == "train"
-    on_host = not trains and config.sampler_config is not config
-    config = deepcopy(config if trains else config.sampler_config)
-    # these are refused on a CPU, where a forecast runs; it counts what they move apart
-    shards = config.sharding.offload and size > 1
-    in_host = {
-        SHARDS: shards, GRADIENTS: shards, OPTIMIZER: config.optimizer.offload or shards,
-        AVERAGE: shards or (config.ema is not None and config.ema.offload),
-    }  # fmt: skip
-    counter.rests |= {name: HOST for name, rests in in_host.items() if rests}
-    for section in (config.ema, config.sharding, config.optimizer):
-        if section is not None:
-            section.offload = False
-    config.model.compile = False  # compilers look at values
-    saved, vllm = 0, None
-    with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
-        half = half_of(assembly, counter, pretending, samples=samples)
-        if trains:
-            saved = train_phases(assembly, counter, half, samples=samples)
-        else:
-            rollout_phases(assembly, counter, half)
-        every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
-        learned = sum(one.numel() for one in every if one.requires_grad)
-        weights = learned, sum(one.numel() for one in every) - learned
-        if assembly.has_separate_engine:
-            from burnish.plan.language import vllm_forecast
+class Process:
+    """The first process of a pool on tensors without values, as the first of its ranks: its networks are loaded."""
 
-            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
-    phases = counter.peaks
-    if on_host:
-        phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
-    scorers = scorers_of(config, samples=samples, trains=trains)
-    pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
-    timed = set(TIMED) - ({SAMPLE} if vllm else set())
-    work = {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed}
-    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, sharing(pool), work, weights)
+    def __init__(
+        self, config: RunConfig, name: str, size: int, ranks: Ranks, tell: Tell = silent, *, samples: bool = True
+    ) -> None:
+        """Load them.
+
+        Args:
+            config: of a run whose models are ``located``.
+            name: of the pool: train, or rollout.
+            size: processes of the pool.
+            ranks: those of them that train, else a single one; their collectives do nothing.
+            tell: as of ``forecast``.
+            samples: whether it samples what is learned from.
+        """
+        self.name, self.size, self.samples, self.trains = name, size, samples, name == "train"
+        self.counter, self.pretending = LiveBytes(lambda phase: tell(f"{phase} of pool {name}")), Pretending()
+        self.on_host = not self.trains and config.sampler_config is not config
+        apart = config.runtime == "ray" and config.pools.rollout is not None
+        own = config.sampler_config if not self.trains else config.trainer_config if apart else config
+        self.config = config = deepcopy(own)
+        sharding = config.sharding
+        # these are refused on a CPU, where a forecast runs; it counts what they move apart
+        shards = sharding.offload and size > 1
+        in_host = {
+            SHARDS: shards, GRADIENTS: shards, OPTIMIZER: config.optimizer.offload or shards,
+            AVERAGE: shards or (config.ema is not None and config.ema.offload),
+        }  # fmt: skip
+        self.counter.rests |= {name: HOST for name, rests in in_host.items() if rests}
+        for section in (config.ema, sharding, config.optimizer):
+            if section is not None:
+                section.offload = False
+        config.model.compile = False  # compilers look at values
+        self.ranks = ranks.in_contexts(sharding.context_parallel, sharding.tensor_parallel)
+        with self.pretended():
+            self.assembly = assemble(config, self.ranks, only_samples=not self.trains)
+            self.half = half_of(config)(self.assembly, self.counter, self.pretending, samples=samples)
+            load(self.assembly, self.counter, self.half, trains=self.trains)
+            self.half.prepare()
+
+    @contextmanager
+    def pretended(self) -> Iterator[None]:
+        """A context in which tensors have no values, and operations are counted."""
+        with ExitStack() as contexts:
+            # nothing that the run's own code has to say is true of values that nobody knows
+            contexts.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
+            contexts.enter_context(warnings.catch_warnings(action="ignore"))
+            shared = self.ranks.size > 1
+            contexts.enter_context(half_of(self.config).without_values(self.config, self.counter, shared=shared))
+            counted = self.pretending.active(self.counter)
+            for context in (without_weights(), stored_in_fewer_bits(), counted, cuda_precision()):
+                contexts.enter_context(context)
+            yield
+
+    def measure(self, sizes: Mapping[str, Any]) -> PoolForecast:
+        """What it holds with batches of these sizes."""
+        config, counter, assembly, vllm = self.config, self.counter, self.assembly, None
+        for option, size in sizes.items():
+            section, _, name = option.partition(".")
+            setattr(getattr(config, section), name, size)
+        with self.pretended():
+            self.half.begin()
+            saved = (train_phases if self.trains else rollout_phases)(assembly, counter, self.half)
+            every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
+            learned, frozen = (sum(one.numel() for one in every if one.requires_grad is on) for on in (True, False))
+            if assembly.has_separate_engine:
+                from burnish.plan.language import vllm_forecast
+
+                vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not self.trains)
+        phases = dict(counter.peaks)
+        if self.on_host:
+            phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
+        always, scoring, unknown = scorers_of(config, samples=self.samples, trains=self.trains)
+        for name, peak in phases.items():  # they score what is sampled meanwhile
+            held = always + (scoring if name in (SAMPLE, VALIDATE, BASELINE) else 0)
+            parts = peak.parts | ({REWARDS: held} if held else {})
+            phases[name] = replace(peak, total=peak.total + held, parts=parts)
+        timed = set(TIMED) - ({SAMPLE} if vllm else set())
+        return PoolForecast(
+            self.name, self.size, phases, saved, unknown, vllm,
+            sharing(config.pools.by_name().get(self.name) if config.runtime == "ray" else None),
+            {phase: peak.work for phase, peak in counter.peaks.items() if phase in timed},
+            (learned, frozen),
+        )  # fmt: skip
 
 
-@contextmanager
-def pretended(
-    config: RunConfig, size: int, counter: LiveBytes, *, trains: bool = True
-) -> Iterator[tuple[Any, Pretending]]:
-    """An assembly of a run on tensors without values, as the first of so many ranks, while its operations are counted.
-
-    Args:
-        config: of a run whose models are ``located``.
-        size: ranks, whose collectives do nothing.
-        counter: is active meanwhile.
-        trains: it is a rank of the trainer, no worker that samples.
-    """
-    pretending = Pretending()
-    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
-    with ExitStack() as contexts:
-        contexts.callback(gc.unfreeze)
-        ranks, sharding = contexts.enter_context(pretend_ranks(size)), config.sharding
-        ranks = ranks.in_contexts(sharding.context_parallel, sharding.tensor_parallel)
-        # nothing that the run's own code has to say is true of values that nobody knows
-        contexts.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
-        contexts.enter_context(warnings.catch_warnings(action="ignore"))
+def half_of(config: RunConfig) -> type[Half]:
+    """What a run's task has of its own. The other task's libraries are not imported."""
+    kind: Any
+    with loading_pytorch():  # before counting begins: libraries make tensors of their own
         if isinstance(config, FlowConfig):
-            with loading_pytorch():  # before counting begins: libraries make tensors of their own
-                import burnish.plan.diffusion  # noqa: F401
+            from burnish.plan.diffusion import GeneratorHalf as kind
         else:
-            from burnish.plan.language import known_capabilities
-
-            language: Any = config
-            contexts.enter_context(known_capabilities(language, counter, shared=ranks.size > 1))
-        for context in (without_weights(), stored_in_fewer_bits(), pretending.active(), counter, cuda_precision()):
-            contexts.enter_context(context)
-        yield assemble(config, ranks, only_samples=not trains), pretending
-
-
-def half_of(assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True) -> Half:
-    """What the task of an assembly has of its own. The other task's libraries are not imported."""
-    if isinstance(assembly.config, FlowConfig):
-        from burnish.plan.diffusion import GeneratorHalf
-
-        return GeneratorHalf(assembly, counter)
-    from burnish.plan.language import LanguageHalf
-
-    return LanguageHalf(assembly, counter, pretending, samples=samples)
+            from burnish.plan.language import LanguageHalf as kind
+    return kind  # type: ignore[no-any-return]
 
 
 def needed(peak: int) -> int:
@@ -311,22 +361,9 @@ OWN = "environment.arguments"  # a section whose rewards are in the process that
 FURTHER = ("clip",)  # options of rewards that name a network beside that of path
 
 
-@dataclass(frozen=True)
-class Scorers:
-    """What they take of the GPU."""
-
-    always: int = 0  # bytes of weights that rest there, and of their process
-    scoring: int = 0  # bytes of those that are there while samples are scored
-    unknown: tuple[str, ...] = ()  # options of rewards whose weights nobody knows here
-
-    def beside(self, phases: dict[str, Peak]) -> dict[str, Peak]:
-        """The peaks of a process with what its scorers take beside it; they score what is sampled meanwhile."""
-        found = {}
-        for name, peak in phases.items():
-            more = self.always + (self.scoring if name in (SAMPLE, VALIDATE, BASELINE) else 0)
-            parts = peak.parts | ({REWARDS: more} if more else {})
-            found[name] = replace(peak, total=peak.total + more, parts=parts)
-        return found
+# what they take of the GPU: bytes of weights that rest there, and of their process; bytes of those that are there while
+# samples are scored; and options of rewards whose weights nobody knows here
+Scorers: TypeAlias = tuple[int, int, tuple[str, ...]]
 
 
 def scorers_of(config: RunConfig, *, samples: bool, trains: bool) -> Scorers:
@@ -365,7 +402,7 @@ def loaded_by(sections: Mapping[str, Mapping[str, AnyReward]], processes: int) -
         always += sum(size or 0 for size in sizes.values()) - sum(away)
         always += CONTEXT if sizes and processes and section != OWN else 0
         scoring += max(away, default=0)
-    return Scorers(always, scoring, tuple(unknown))
+    return always, scoring, tuple(unknown)
 
 
 def _sizes(rewards: Mapping[str, AnyReward]) -> Iterator[tuple[str, int | None]]:
@@ -385,31 +422,18 @@ def _sizes(rewards: Mapping[str, AnyReward]) -> Iterator[tuple[str, int | None]]
         # those that others trained further are as large as what they began from
         counts = [_weights(str(options.get("path"))) or _weights(str(options.get("base")))]
         counts += [_weights(str(options[name])) for name in FURTHER if options.get(name) is not None]
-        known = [count for count in counts if count is not None]
-        size = int(sum(known) * WIDTHS[options.get("dtype", "bfloat16")])
-        yield label, size if len(known) == len(counts) else None
-
-
-def _weights(path: str) -> float | None:
-    """Weights of a network by its name on the hub, or of one in a directory."""
-    if path in _counts():
-        return _counts()[path]
-    model = published_model(path, CONFIG)
-    if model is not None:
-        return model.weights[""]
-    folder = resolve(path)
-    return sum(_numbers(folder)) or None if folder.is_dir() else None
+        yield label, None if None in counts else int(sum(counts) * WIDTHS[options.get("dtype", "bfloat16")])  # type: ignore[arg-type]
 
 
 @cache
-def _counts() -> dict[str, float]:
-    return parse((FOLDER / "scorers.yaml").read_text(encoding="utf-8"))["models"]  # type: ignore[no-any-return]
-
-
-def _numbers(folder: Any) -> Iterator[int]:
-    """Elements of the tensors in a folder's safetensors."""
+def _weights(path: str) -> float | None:
+    """Weights of a network by its name on the hub, or of one in a directory."""
+    known = parse((FOLDER / "scorers.yaml").read_text(encoding="utf-8"))["models"]
+    known |= {name: model.weights.get("") for name, model in published().items()}
+    if path in known:
+        return known[path]  # type: ignore[no-any-return]
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            yield from (math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    files: list[Any] = [safe_open(file, "pt") for file in sorted(resolve(path).glob("*.safetensors"))]
+    shapes = [file.get_slice(name).get_shape() for file in files for name in file.keys()]  # noqa: SIM118
+    return float(sum(map(math.prod, shapes))) or None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from burnish.language.teacher_inputs import options_of
 from burnish.language.vllm.process import BUCKET
 from burnish.options import LARGEST
 from burnish.plan.counter import BATCH, CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
-from burnish.plan.fakes import Pretending, is_fake
+from burnish.plan.fakes import is_fake
 from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
 from burnish.plan.repeats import Once, compute_once
@@ -59,23 +59,16 @@ WRITTEN = 2  # tokens of a response that are decoded
 class LanguageHalf(Half):
     """What is a language model's own in a forecast."""
 
-    def __init__(
-        self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending, *, samples: bool = True
-    ) -> None:
-        """Take over an assembly of which nothing was used yet.
+    def __init__(self, assembly: LanguageAssembly, *given: Any, **named: Any) -> None:
+        super().__init__(assembly, *given, **named)
+        self.decodes = self.samples and not assembly.has_separate_engine
+        self.bucket = BUCKET if self.samples and assembly.has_separate_engine else 0
+        replaced: Any = assembly
+        replaced.engine = self.engine = MadeUpResponses(self)
 
-        Args:
-            assembly: of the run.
-            counter: which is active.
-            pretending: which is active.
-            samples: whether this process samples what is learned from.
-        """
-        super().__init__(assembly, counter)
-        self.pretending = pretending
-        self.samples = samples
-        self.decodes = samples and not assembly.has_separate_engine
-        self.bucket = BUCKET if samples and assembly.has_separate_engine else 0
-        assembly.engine = self.engine = MadeUpResponses(self)
+    @staticmethod
+    def without_values(config: Any, counter: LiveBytes, *, shared: bool) -> AbstractContextManager[Any]:
+        return known_capabilities(config, counter, shared=shared)
 
     def parts(self) -> Iterator[nn.Module]:
         roles: LanguageRoles = self.assembly.roles
@@ -92,7 +85,6 @@ class LanguageHalf(Half):
         roles, config = self.assembly.roles, self.assembly.config
         drawing = config.environment.generators() if self.samples and config.environment is not None else ()
         self.generators = [self._generator(**arguments) for arguments in drawing]
-        self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
         for teacher in roles.teachers.all:
             if teacher.options.reads_more:  # made-up rewards don't tell which response did well
@@ -119,6 +111,14 @@ class LanguageHalf(Half):
         replaced: Any = roles
         replaced.run, replaced.distribute = known, distributed
         object.__setattr__(config.algorithm, "compute_advantages", credited)
+
+    def begin(self) -> None:
+        super().begin()
+        roles, config = self.assembly.roles, self.assembly.config
+        roles.micro_batch_size = max(config.trainer.micro_batch_tokens // roles.model.members, 1)
+        roles._settled = None
+        self.engine.batch_size = config.rollout.batch_size
+        self.engine.begin(roles, config.data)
 
     def _generator(self, *, reward: Any, **arguments: Any) -> Draw:
         """What draws by the policy's prompts; its reward is counted with others."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +37,7 @@ from burnish.plan.counter import (
     LiveBytes,
     tensors_of,
 )
+from burnish.plan.fakes import Pretending
 from burnish.plan.made_up import FixedScores, made_up_prompts
 from burnish.plan.repeats import repeat_blocks
 from burnish.rollout.sources import join, split
@@ -58,11 +59,24 @@ SCORE = "score"  # in a pool of its own
 class Half:
     """What a task's forecast has of its own."""
 
+    # a context of a run, around all that has no values, in which models take over what only values tell
+    without_values: Callable[..., AbstractContextManager[Any]]
+    prepare: Callable[[], None]  # has what is done many times alike done once
+    learned_at_once: Callable[[int], float]  # prompts with so many rows each that fill a micro-batch
+    draw: Callable[[Any], None]  # samples the first batch of a job
     bucket = 0  # bytes that weights are sent through to another engine on the same GPU
 
-    def __init__(self, assembly: Assembly, counter: LiveBytes) -> None:
-        """Args: ``assembly`` is of a run of which nothing was used yet."""
-        self.assembly, self.counter = assembly, counter
+    def __init__(self, assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True) -> None:
+        """Take over an assembly of which nothing was used yet.
+
+        Args:
+            assembly: of the run.
+            counter: which is active.
+            pretending: which is active.
+            samples: whether this process samples what is learned from.
+        """
+        self.assembly, self.counter, self.pretending, self.samples = assembly, counter, pretending, samples
+        self._given = assembly.config.rollout.filter_groups, assembly.config.data.train_batch_size
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
@@ -75,25 +89,21 @@ class Half:
     def before_sharding(self) -> None:
         """Do what a run does before ranks share its networks out."""
 
-    def prepare(self) -> None:
-        """Have what is done many times alike done once."""
-        raise NotImplementedError
+    def begin(self) -> None:
+        """Sizes of batches may be others than before: forget what was counted and drawn with those."""
+        self.counter.restart(LOAD)
+        config = self.assembly.config
+        config.rollout.filter_groups, config.data.train_batch_size = self._given  # see ``take_few``
+        for name in ("source", "prompt_schedule", "offline_times"):  # whose streams have gone on, or first prompt
+            vars(self.assembly).pop(name, None)
 
     def gathered(self) -> Any:
         """Which networks this rank has in full for a while; of others every call gathers those of a block."""
         return tuple((one.is_gathered, one.is_full) for one in self.assembly.roles.shards.networks.values())
 
-    def learned_at_once(self, rows: int) -> float:
-        """Prompts with so many rows each that fill a micro-batch."""
-        raise NotImplementedError
-
     def caches(self) -> Any:
         """Tensors that are kept from one batch to the next, in CPU memory."""
         return ()
-
-    def draw(self, job: Any) -> None:
-        """Sample the first batch of a job."""
-        raise NotImplementedError
 
     def turn_to(self, evaluation: Evaluation) -> None:
         """A suite is next."""
@@ -114,14 +124,13 @@ class Half:
 
 def prime(trainer: Trainer, counter: LiveBytes, update: int) -> None:
     """Stand before ``update``: a step with gradients of zero makes the optimizers' states."""
-    for group in trainer.groups:
+    for group in () if trainer.optimizer_steps else trainer.groups:
         for weight in group.parameters.values():
             weight.grad = torch.zeros_like(weight)
         with counter.made_as(OPTIMIZER):
             group.step()
         group.zero_grad()
-    trainer.optimizer_steps += 1
-    trainer.roles.optimizer_steps = trainer.optimizer_steps
+    trainer.optimizer_steps = trainer.roles.optimizer_steps = 1
     trainer.roles.stepped()
     trainer.algorithm.after_update(trainer.roles, update - 1)
     trainer.sync_weights(update - 1)
@@ -152,27 +161,25 @@ def learn(
     return count, earlier
 
 
-def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool) -> int:
-    """What a process of the pool ``train`` does up to its second policy update, from loading to saving.
+def train_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> int:
+    """What a process of the pool ``train`` does up to its second policy update, up to saving.
 
     Args:
-        assembly: of a run; nothing of it has been used yet.
+        assembly: of a run; its networks are loaded.
         counter: which is active.
         half: the task's.
-        samples: whether it samples, as without a pool of its own for that.
 
     Returns:
         Bytes that it writes of a checkpoint.
     """
-    config = assembly.config
-    load(assembly, counter, half)
-    half.prepare()
-    trainer = assembly.workers
+    config, trainer, samples = assembly.config, assembly.workers, half.samples
+    update = max(2, *(group.first_update for group in trainer.groups))
+    prime(trainer, counter, update)
     if config.reference_guidance is not None:
         with counter.phase(BASELINE), assembly.trained_weights():
             half.draw(held_out(assembly, config.reference_guidance))
-    update = max(2, *(group.first_update for group in trainer.groups))
-    prime(trainer, counter, update)
+        baseline = counter.peaks[BASELINE]
+        baseline.total -= baseline.parts.pop(OPTIMIZER, 0)  # which has no state yet
     filtered = config.rollout.filter_groups
     times = take_few(assembly, counter, half)
     with counter.phase(SAMPLE) if samples else nullcontext():
@@ -225,10 +232,8 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     return saved
 
 
-def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
-    """What a process of the pool ``rollout`` does."""
-    load(assembly, counter, half, trains=False)
-    half.prepare()
+def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> int:
+    """What a process of the pool ``rollout`` does; it writes nothing of a checkpoint."""
     roles, processes = assembly.roles, assembly.config.pools.rollout.size
     with counter.phase(RECEIVE, BUFFERS):
         # held beside what samples; where vLLM does, the network itself takes them
@@ -246,6 +251,7 @@ def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
         counter.label(STORED, half.caches())
     counter.repeat_work(SAMPLE, times)
     del spare
+    return 0
 
 
 @without_collecting()

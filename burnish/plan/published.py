@@ -43,10 +43,8 @@ class Published:
     def write(self, folder: Path) -> None:
         """Write its directory: everything but weights."""
         folder.mkdir(parents=True, exist_ok=True)
-        if self.index == PIPELINE:
-            _write_pipeline(self.about, folder)
-        else:
-            _write_language_model(self.about, folder)
+        write = _write_pipeline if self.index == PIPELINE else _write_language_model
+        write(self.about, folder)
 
 
 @cache

@@ -45,14 +45,12 @@ class Like(NamedTuple):
 
     def made(self) -> Tensor:
         """One with memory of its own, also in the place of a part of larger memory."""
-        own = self._own()
-        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
-
-    def _own(self) -> Tensor:
         reach = 1 + sum((count - 1) * step for count, step in zip(self.size, self.stride, strict=True))
         if reach > self.size.numel():
-            return torch.empty(self.size, dtype=self.dtype)
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+            own = torch.empty(self.size, dtype=self.dtype)
+        else:
+            own = torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+        return own if self.spec is None else DTensor(own, self.spec, requires_grad=False)
 
 
 def made_of(value: Any) -> Any:

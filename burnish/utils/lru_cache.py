@@ -19,6 +19,10 @@ class LruCache(Generic[T]):
         self._most, self._size, self._total = most, size, 0
         self._entries: dict[Any, tuple[T, int]] = {}  # with their sizes, those that were used last at the end
 
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._entries, self._total = {}, 0
+
     def find(self, key: Any) -> T | None:
         """The entry of a key, or None."""
         return self.get(key, lambda: cast(T, None)) if key in self._entries else None

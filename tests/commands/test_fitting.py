@@ -46,11 +46,11 @@ class AtOnce:
     def __init__(self, config: object) -> None:
         pass
 
-    def ask(self, seconds: float, memory: int, advice: float | None = None) -> Chosen | list[Tried]:
+    def ask(self, seconds: float, memory: int, advice: float | None = None) -> Chosen | Tried:
         if self.fails:
             raise NoForecast(self.fails)
         if advice is not None:
-            return [Tried(("a.b=1", "c.d=2"), "a third more computing", 30 * GIB, True)]
+            return Tried(("a.b=1", "c.d=2"), "a third more computing", 30 * GIB, True)
         return Chosen({"trainer.micro_batch_size": 12} if memory > 80 * GIB else {}, FOUND)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.forecasts import peaks
+from burnish.plan.counter import LiveBytes
 from tests.plan.plans import larger, plan
 from tests.support.optional import seldom
 from tests.support.rank_runs import together
@@ -152,14 +153,13 @@ class Joint(torch.nn.Module):
 
 @pytest.mark.parametrize("recomputed", ["nothing", "each", "all"])
 def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(recomputed):
-    from burnish.plan.counter import LiveBytes
     from burnish.plan.fakes import Pretending
     from burnish.plan.repeats import repeat_blocks
 
     found = []
     for repeats in (False, True):
         counter = LiveBytes()
-        with Pretending().active(), counter:
+        with Pretending().active(counter):
             blocks = torch.nn.ModuleList(Joint() for _ in range(6))
             if repeats:
                 repeat_blocks(blocks, counter, recomputed=recomputed == "each")
@@ -187,7 +187,7 @@ def test_blocks_that_are_repeated_cost_what_they_would_cost_by_themselves(recomp
 def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():
     from burnish.plan.fakes import Pretending
 
-    with Pretending().active(), torch.no_grad():
+    with Pretending().active(LiveBytes()), torch.no_grad():
         rows = torch.nn.Linear(3, 5)(torch.randn(7, 3))
         assert rows[rows > 0].shape == (35,)
         experts = torch.nn.Parameter(torch.empty(4, 5, 6))

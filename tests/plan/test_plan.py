@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from burnish.config import load
+from burnish.config.batches import with_sizes
 from burnish.environments.drawing import Draw
 from burnish.plan.counter import LiveBytes
-from burnish.plan.forecast import forecast
+from burnish.plan.forecast import Forecasts, forecast
 from burnish.plan.language import Repeated
 from burnish.plan.made_up import longest_prompt
 from burnish.tasks import assemble
@@ -103,8 +104,8 @@ def test_turns_and_suites_are_counted(large, tmp_path, monkeypatch):
 def test_a_worker_that_samples_rests_in_low_precision_and_gets_what_is_trained(large):
     given = ["model.lora=null", "model.dtype=bfloat16", "runtime=ray", "pools.rollout={processes: 4, gpus: 0.5}"]
     found = large(*given, "memory=80GB")
-    worker = found.pools["rollout"]
-    assert worker["load"]["peak"] < 0.75 * found.pools["train"]["sync weights"]["weights"], "but for the head"
+    weights = found.pools["train"]["sync weights"]["weights"]
+    assert found.pools["rollout"]["load"]["peak"] < 0.75 * weights, "but for the head"
     assert "2 processes of pool rollout on one GPU" in found.said
 
 
@@ -137,8 +138,7 @@ def test_the_largest_batch_that_fits_is_chosen(large):
 def test_what_is_advised_makes_a_run_fit(large):
     given = ["model.lora=null", "rollout.max_new_tokens=16", "rollout.n=64", "trainer.micro_batch_tokens=4096"]
     tight = [*given, "memory=3.6GB"]
-    advised = large(*tight, status=1)
-    options = advised.options()
+    options = large(*tight, status=1).options()
     assert "It fits" in large(*tight, *options).said
 
 
@@ -259,6 +259,9 @@ def test_ranks_receive_the_gradients_of_adapters_once_a_step(files):
     ranks = ["runtime=ray", "pools.train.processes=2", "sharding.shard_size=1", "model.lora.rank=2"]
     run = TinyRun(files, "generators", "sd3", *DRAWS, *ranks, "trainer.micro_batch_size=1", "validation.every=null")
     config = load(str(run.recipe), run.options)
-    (pool,) = forecast(config).pools
+    with closing(Forecasts(config)) as forecasts:
+        (pool,), again = forecasts({}).pools, forecasts(sizes := {"trainer.micro_batch_size": 2})
+    for name, peak in forecast(with_sizes(config, sizes)).pools[0].phases.items():
+        assert vars(again.pools[0].phases[name]) | {"work": peak.work} == vars(peak), f"{name}, measured with others"
     received = sum(work["of its machine"] for work in pool.work.values())
     assert received == config.steps_per_update * 4 * (pool.weights[0] - 2 * 2 * 32), "none of the last text's queries"
