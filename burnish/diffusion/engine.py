@@ -65,6 +65,12 @@ def branches_of(job: FlowJob, recorded: Tensor) -> Tensor:
     return node
 
 
+def in_groups(job: FlowJob, branches: Tensor) -> Tensor:
+    """Rows of a job, counted from the first one of their group, whatever else is in the job."""
+    first, group = first_of_each(job.group)
+    return branches - first[group][:, None]
+
+
 def with_tokens(path: Denoising, logprobs: list[Tensor]) -> Denoising:
     """Samples with the log-probs [T] of what was written for each; nothing was where there are none."""
     if not logprobs:
@@ -206,9 +212,7 @@ class FlowEngine:
         each = stream_shares(noised, plan.streams) if plan.streams else None
         chosen, share = rounded if job.fp8 else velocity, share_of(noised)
         path = yield from denoise(chosen, x, plan, noise_at, share=share, stream_share=each, pauses=pauses)
-        # counted from the first row of the group, whatever else is in the job
-        first, group = first_of_each(job.group)
-        node = (branches - first[group][:, None])[rows, 1:][plan.recorded].view_as(path.time)
+        node = in_groups(job, branches)[rows, 1:][plan.recorded].view_as(path.time)
         return Denoising(
             **vars(path), conditioning=conditioning, node=node, noised=noised, schedule=schedule, streams=plan.streams
         )

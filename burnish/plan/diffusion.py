@@ -17,7 +17,7 @@ from torch import nn
 from burnish.data.images import ImageRecord
 from burnish.data.scored import ScoredGroup
 from burnish.diffusion.assembly import FlowAssembly
-from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.engine import FlowJob, in_groups
 from burnish.diffusion.offline import ImageFiles
 from burnish.diffusion.pipeline.checks import SLIPS
 from burnish.diffusion.pipeline.forwards import RunDone
@@ -198,7 +198,7 @@ class GeneratorHalf(Half):
             span, like = alike[-1]
             self.counter.repeated(span)
             made = {name: made_of(value) for name, value in like._rows()}
-            node = (branches.node - branches.first[:, None])[rows, 1:][plan.recorded].view_as(made["time"])
+            node = in_groups(job, branches)[rows, 1:][plan.recorded].view_as(made["time"])
             return replace(like, **{**made, "conditioning": conditioning.select(rows), "node": node})
 
         return denoised
