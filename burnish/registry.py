@@ -248,7 +248,7 @@ def validated(kind: Any, value: Any) -> Any:
 def over_defaults(kind: Any, tree: Any) -> Any:
     """A section's tree, in which an option of an inner section leaves what ``kind`` sets of the others there. One that
     chooses a kind or a name begins with the defaults of that."""
-    for option, its in kind.__pydantic_fields__.items() if isinstance(tree, dict) else ():
+    for option, its in getattr(kind, "__pydantic_fields__", {}).items() if isinstance(tree, dict) else ():
         default, given = its.get_default(call_default_factory=True), tree.get(option)
         if is_dataclass(default) and isinstance(given, dict):
             begun = {} if given.keys() & {"kind", "name"} else own_values(default)

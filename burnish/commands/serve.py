@@ -36,7 +36,7 @@ from burnish.options import ScoringOptions, ServiceOptions
 from burnish.registry import Choice, fields, known, names, options
 from burnish.rewards.base import RewardInputs
 from burnish.rewards.mixing import MixingOptions
-from burnish.rewards.remote import ScoreData, ScoreReply, ScoreRequest, problem, shortened
+from burnish.rewards.remote import ScoreData, ScoreReply, ScoreRequest, bytes_of, problem, shortened
 from burnish.types.prompt import Prompt
 from burnish.types.samples import OUTCOMES
 from burnish.utils.errors import ConfigError, UserError
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2  # batches under way, one of which is scored while the next one is sent; and requests that are decoded
 RETRY_AFTER = 1  # seconds
+HELD = 4 << 30  # bytes of decoded images: a request of 64 MiB could have thousands of large plain ones
 PATIENCE = 2.0  # seconds for what a refused client still sends: closing at once would lose it the reply
 
 
@@ -204,7 +205,7 @@ class Service:
 
     def __init__(self, scorer: Scorer, options: ServiceOptions, token: str | None) -> None:
         self.scorer, self.options, self._token = scorer, options, token
-        self.waiting = 0  # samples that are not answered yet
+        self.waiting, self.held = 0, 0  # samples that are not answered yet, and bytes of their images
         self.counts: defaultdict[str, float] = defaultdict(float)  # by the names of /metrics
 
     def app(self) -> Starlette:
@@ -246,18 +247,17 @@ class Service:
         body = await self._body(request)
         samples, prompts = await to_thread.run_sync(self._decode, body, limiter=self._decoders)
         if self.waiting + len(samples) > self.options.queue:
-            raise HTTPException(
-                503,
-                f"{self.waiting} samples are waiting, and the queue holds {self.options.queue} (service.queue)",
-                {"Retry-After": str(RETRY_AFTER)},
-            )
-        asked = _Asked(samples, prompts)
+            most = self.options.queue
+            raise _later(f"{self.waiting} samples are waiting, and the queue holds {most} (service.queue)")
+        asked, size = _Asked(samples, prompts), bytes_of(samples)
         self.waiting += len(samples)
+        self.held += size
         try:
             self._queue.put_nowait(asked)
             scores = await asked.scores
         finally:
             self.waiting -= len(samples)
+            self.held -= size
         reply = ScoreReply(scores=scores)
         self.counts['burnish_requests_total{status="200"}'] += 1
         self.counts["burnish_request_seconds_sum"] += time.perf_counter() - begun
@@ -300,7 +300,9 @@ class Service:
     def _decode(self, body: bytearray) -> tuple[list[Any], list[Prompt]]:
         """In a thread, so that others are answered meanwhile."""
         try:
-            return ScoreRequest.model_validate_json(body).read(self.options.max_pixels)
+            return ScoreRequest.model_validate_json(body).read(self.options.max_pixels, HELD - self.held)
+        except BufferError as error:
+            raise _later(str(error)) from None
         except ValueError as error:
             why = problem(error) if isinstance(error, ValidationError) else str(error)
             raise HTTPException(400, f"the request can't be read: {why[:500]}") from None
@@ -351,6 +353,10 @@ class Service:
             for outcome, flag in OUTCOMES.items():
                 self.counts[f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'] += bool(flags & flag)
         return [_score(scores, row) for row in range(len(samples))]
+
+
+def _later(why: str) -> HTTPException:
+    return HTTPException(503, why, {"Retry-After": str(RETRY_AFTER)})
 
 
 def _score(scores: Scores, row: int) -> ScoreData:

@@ -325,11 +325,12 @@ class ScoreRequest(_Sent):
             prompts=[PromptData.of(prompt) for prompt in prompts],
         )
 
-    def read(self, most: int) -> tuple[list[Any], list[Prompt]]:
+    def read(self, most: int, room: int) -> tuple[list[Any], list[Prompt]]:
         """Samples and prompts, whose images and frames have at most so many pixels.
 
         Raises:
             ValueError: with what is wrong and where.
+            BufferError: decoded images take more than ``room`` bytes.
         """
         if len(self.samples) != len(self.prompts):
             raise ValueError(f"there are {len(self.samples)} samples, but {len(self.prompts)} prompts")
@@ -340,7 +341,15 @@ class ScoreRequest(_Sent):
                     made.append(read(most))
                 except ValueError as error:
                     raise ValueError(f"{where}.{number}: {error}") from None
+            room -= bytes_of(samples[-1:])
+            if room < 0:
+                raise BufferError("decoded images would take too much memory; send fewer at once")
         return samples, prompts
+
+
+def bytes_of(samples: Sequence[Any]) -> int:
+    """Of images that are decoded; all else takes the memory of the request."""
+    return sum(getattr(sample, "nbytes", 0) for sample in samples)
 
 
 class ScoreData(BaseModel, strict=True):

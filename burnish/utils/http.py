@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 from burnish.utils.addresses import secret_in
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
-from burnish.utils.terminal import counted
 from burnish.utils.user_code import awaited
 
 if TYPE_CHECKING:
@@ -146,7 +145,8 @@ class Servers:
                 self._end(server, failed=pause > 0)
             if tries <= retries and all(server.rests_until > time.monotonic() for server in self._servers):
                 time.sleep(max(0.0, min(pause * random.uniform(0.5, 1.0), until - time.monotonic())))
-        raise HttpError(f"gave up after {counted(tries, 'attempts')} within {round(deadline, 2):g} s (deadline): {why}")
+        count = "1 try" if tries == 1 else f"{tries} tries"
+        raise HttpError(f"gave up after {count} within {round(deadline, 2):g} s (deadline): {why}")
 
     def _begin(self) -> _Server:
         """The one with the fewest requests under way, of those that don't rest; the first to rise where all do."""
@@ -220,7 +220,7 @@ async def _ask(method: str, url: str, content: bytes | None, headers: Mapping[st
         ):
             if reply.is_redirect:
                 address = urlsplit(reply.headers.get("Location", ""))  # its path may be secret
-                where = f"{address.scheme}://{address.hostname}"
+                where = f"{address.scheme}://{address.hostname}" if address.hostname else "another path"
                 raise HttpError(
                     f"status {reply.status_code} redirect to {where} not followed", status=reply.status_code
                 )

@@ -103,7 +103,9 @@ def test_what_is_sent_to_our_own_service_comes_there_as_it_is():
     clip = Clip(frames=noise(3, 6, 20)[None], fps=4.0, sound=sound)
     given = [Response("a", finished=False), sound, clip, noise(4, 5, 6)]
     sent = ScoreRequest.of(given, [seen] * 4).model_dump_json(exclude_defaults=True)
-    (response, heard, shown, drawn), (prompt, *_) = ScoreRequest.model_validate_json(sent).read(10_000)
+    (response, heard, shown, drawn), (prompt, *_) = ScoreRequest.model_validate_json(sent).read(10_000, given[3].nbytes)
+    with pytest.raises(BufferError, match="fewer at once"):
+        ScoreRequest.model_validate_json(sent).read(10_000, given[3].nbytes - 1)
     assert (response, heard.rate, shown.fps, shown.sound.rate) == (given[0], 16, 4.0, 16)
     for one, other in ((heard, sound), (shown.sound, sound)):
         np.testing.assert_array_equal(one.samples, other.samples)

@@ -61,7 +61,7 @@ def test_a_refusal_says_what_the_server_says_but_never_the_token():
 ], ids=["nonsense", "deep", "large", "bomb"])  # fmt: skip
 def test_a_reply_that_is_none_is_an_error_within_bounds(content, headers, largest, why):
     with json_server(lambda message, count: (200, content, *headers)) as server:
-        with pytest.raises(HttpError, match=f"2 attempts .*({why})"):
+        with pytest.raises(HttpError, match=f"2 tries .*({why})"):
             post(server.url, {}, retries=1, largest=largest)
         assert len(server.got) == 2
 
