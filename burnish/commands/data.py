@@ -67,7 +67,7 @@ def data(
     if source not in SETS:
         raise UserError(f"{source} is not a set that Burnish knows; sets are {', '.join(SETS)}")
     for path, count in prepare(source, FOLDER if output is None else checked_path(output, "--output")):
-        terminal.say(f"{terminal.counted(count, 'records')} in {path}")
+        terminal.say(f"{count} records in {path}")
     terminal.say(f"Licence: {SETS[source].licence}")
     return 0
 

@@ -167,7 +167,7 @@ class FlowAssembly(Assembly):
                     f"rollout.fp8 is true, but {torch.cuda.get_device_name()} has no products in fp8, which NVIDIA's "
                     "GPUs have from compute capability 8.9 on; remove it"
                 )
-        for name, network in by_name(outline.network, [outline.writer]).items():
+        for name, network in by_name(outline.network, [outline.writer or "network"]).items():
             if name != outline.writer:
                 check_attention_and_compile(network, options)
         if options.vae_tiling and isinstance(outline, LoadedPipeline):
