@@ -156,7 +156,7 @@ class LanguageModel:
             # one token, so that prompts that are tried are long enough for an indexer to leave some out
             with patch.object(FIRST, "most", 1), suppress(UserError):
                 return check(self)
-        return check(self)  # in half precision rounding may choose another one token
+        return check(self)  # in half precision rounding may choose another one
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
@@ -188,7 +188,8 @@ class LanguageModel:
             )
         network = load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
         settle_ties(network)
-        if network.get_output_embeddings() is None:  # it is its decoder's, and not named by the class (NemotronH Omni)
+        # it may be its decoder's, and not named by the class (NemotronH Omni)
+        if network.get_output_embeddings() is None and hasattr(network, "language_model"):
             network.get_output_embeddings = network.language_model.get_output_embeddings
         return network
 
