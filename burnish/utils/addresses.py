@@ -18,7 +18,7 @@ SECRET_NAME = re.compile(  # of an option
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?=.{,15}$|.*[^\w.~+/=-])")  # a token of a text, as </s>, and none that opens a door
-SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|password|secret)[= ](?!\$)\S", re.IGNORECASE)  # in a command
+SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|password|secret)[= ](?!\$)[\w.~+/=-]{6,}", re.IGNORECASE)  # in a command
 LOST = ("memory", "data", "cached", "simplecache", "filecache", "blockcache")  # with the process
 
 
