@@ -87,7 +87,7 @@ def peaks(
     pretending = Pretending()
     with ExitStack() as contexts:
         config = load(recipe, list(options))
-        if fake or drawn:  # checks of random weights tell what a class can do by chance
+        if fake or drawn:  # what a class can do was measured, and is not found out from random weights
             contexts.enter_context(half_of(config).without_values(config, counter, shared=ranks.size > 1))
             contexts.enter_context(without_weights())
         contexts.enter_context(pretending.active(counter) if fake else counter)
