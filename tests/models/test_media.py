@@ -24,7 +24,7 @@ from tests.support.optional import seldom
 from tests.support.sounds import sound_file, tone
 from tests.support.talkers import load, written
 from tests.support.tiny_language import chat, film, noise_image
-from tests.support.universal import TINY, universal_folder, universal_model
+from tests.support.universal import TINY, as_documented, universal_folder, universal_model
 
 WITHOUT = pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
 
@@ -73,6 +73,11 @@ def test_parts_and_media_must_match():
         universal_model("gemma3").encode(
             [{"role": "user", "content": [{"type": "audio"}]}], Shown(audios=[Audio(tone(), 16000)])
         )
+
+
+@pytest.mark.parametrize("name", ["gemma3", *seldom("qwen3_vl")])  # of the first, all tokens of an image see each other
+def test_half_precision_does_not_hide_another_attention(name):
+    as_documented(load(universal_folder(name), dtype="bfloat16"), name)
 
 
 def heard(model, seconds=1.4):
