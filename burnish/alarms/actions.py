@@ -113,46 +113,58 @@ def decide(
         checkpoints: folder of the run's checkpoints.
     """
     done: dict[str, Any] = {"kind": kind, "alarm": alarm.name, "update": update, "to": update}
-    match kind:
-        case "pause_reward":
-            paused = {one.reward for one in before if one.kind == "pause_reward"}
-            counting = [label for label, reward in config.rewards.items() if reward.counts and label not in paused]
-            shares: dict[str, float] = {}
-            for label in counting:
-                known = [share for row in rows if (share := number(row, f"critic/{label}/reward_share")) is not None]
-                shares |= {label: sum(known) / len(known)} if known else {}
-            if len(counting) < 2 or not shares:
-                return Action(**done, text="no reward is paused: another one has to be left, and differ among samples")
-            most = max(shares, key=shares.__getitem__)
-            made = f"{most}, which made {100 * shares[most]:.0f} % of the reward's differences,"
-            return Action(**done, reward=most, text=f"{made} has weight 0 in training")
-        case "raise_kl":
-            watched, now = alarm.metric.removeprefix("critic/").removesuffix("/mean"), number(rows[-1], alarm.metric)
-            has_band = alarm.kind == "drift" and watched in config.rewards and config.algorithm.gates_kl
-            times = f"{KL_FACTOR:g} times as"
-            if not has_band or now is None or alarm.before is None or alarm.spread is None:
-                return Action(**done, text=f"algorithm.{config.algorithm.kl_option} is {times} large")
-            side = "above" if now > alarm.before else "below"
-            bound = alarm.before + (BAND if side == "above" else -BAND) * alarm.spread
-            text = f"samples with {watched} {side} {amount(bound)} are held to the reference {times} strongly"
-            return Action(**done | {"reward": watched, side: bound}, text=text)
-        case "rewind":
-            rewinds = sum(one.kind == "rewind" for one in before)
-            # a regular one: others depend on when a run was stopped
-            every, keep_last = config.checkpoint.every, config.checkpoint.keep_last
-            to, oldest = (alarm.since - 1) // every * every, (update // every - keep_last + 1) * every
-            stop = done | {"kind": "stop"}
-            if rewinds == REWINDS:
-                return Action(**stop, text=f"the run stops: it was rewound {REWINDS} times already")
-            if to < oldest or not (checkpoints / f"{to:08d}").is_dir():  # an older one may be removed at this moment
-                kept = f"no checkpoint of update {to}, before the drift, is kept (checkpoint.keep_last)"
-                return Action(**stop, text=f"the run stops: {kept}")
-            lr = config.optimizer.lr * LR_FACTOR ** (rewinds + 1)
-            text = f"the run goes back from update {update} to {to} and on with optimizer.lr {lr:g}"
-            return Action(**done | {"to": to}, text=text)
-        case "exact_sampling":
-            return Action(**done, text="no denoising step is forecast any more, and none is in fp8")
+    if kind == "pause_reward":
+        return _pause(done, config, before, rows)
+    if kind == "raise_kl":
+        return _raise_kl(done, alarm, config, rows[-1])
+    if kind == "rewind":
+        return _rewind(done, alarm, config, before, checkpoints)
+    if kind == "exact_sampling":
+        return Action(**done, text="no denoising step is forecast any more, and none is in fp8")
     return Action(**done, text="the run stops; the same command goes on with it")
+
+
+def _pause(done: dict[str, Any], config: RunConfig, before: Sequence[Action], rows: Sequence[Row]) -> Action:
+    paused = {one.reward for one in before if one.kind == "pause_reward"}
+    counting = [label for label, reward in config.rewards.items() if reward.counts and label not in paused]
+    shares: dict[str, float] = {}
+    for label in counting:
+        known = [share for row in rows if (share := number(row, f"critic/{label}/reward_share")) is not None]
+        shares |= {label: sum(known) / len(known)} if known else {}
+    if len(counting) < 2 or not shares:
+        return Action(**done, text="no reward is paused: another one has to be left, and differ among samples")
+    label = max(shares, key=shares.__getitem__)
+    text = f"{label}, which made {100 * shares[label]:.0f} % of the reward's differences, has weight 0 in training"
+    return Action(**done, reward=label, text=text)
+
+
+def _raise_kl(done: dict[str, Any], alarm: Alarm, config: RunConfig, row: Row) -> Action:
+    label, now = alarm.metric.removeprefix("critic/").removesuffix("/mean"), number(row, alarm.metric)
+    has_band = alarm.kind == "drift" and label in config.rewards and config.algorithm.gates_kl
+    if not has_band or now is None or alarm.before is None or alarm.spread is None:
+        text = f"algorithm.{config.algorithm.kl_option} is {KL_FACTOR:g} times as large"
+        return Action(**done, text=text)
+    side = "above" if now > alarm.before else "below"
+    bound = alarm.before + (BAND if side == "above" else -BAND) * alarm.spread
+    text = f"samples with {label} {side} {amount(bound)} are held to the reference {KL_FACTOR:g} times as strongly"
+    return Action(**done | {"reward": label, side: bound}, text=text)
+
+
+def _rewind(
+    done: dict[str, Any], alarm: Alarm, config: RunConfig, before: Sequence[Action], checkpoints: Path
+) -> Action:
+    rewinds = sum(one.kind == "rewind" for one in before)
+    # a regular one: others depend on when a run was stopped
+    every, keep_last = config.checkpoint.every, config.checkpoint.keep_last
+    to, oldest = (alarm.since - 1) // every * every, (done["update"] // every - keep_last + 1) * every
+    if rewinds == REWINDS:
+        return Action(**done | {"kind": "stop"}, text=f"the run stops: it was rewound {REWINDS} times already")
+    if to < oldest or not (checkpoints / f"{to:08d}").is_dir():  # an older one may be removed at this moment
+        text = f"the run stops: no checkpoint of update {to}, before the drift, is kept (checkpoint.keep_last)"
+        return Action(**done | {"kind": "stop"}, text=text)
+    lr = config.optimizer.lr * LR_FACTOR ** (rewinds + 1)
+    text = f"the run goes back from update {done['update']} to {to} and on with optimizer.lr {lr:g}"
+    return Action(**done | {"to": to}, text=text)
 
 
 def at_checkpoint(actions: Sequence[Action], update: int) -> list[Action]:

@@ -155,6 +155,7 @@ TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {nam
 EXAMPLE = '{"tag": "single_object", "include": [{"class": "sports ball", "count": 1}]}'
 
 Objects = Mapping[str, Sequence[Found]]  # by class, the most confident first
+Colours = Callable[[str, int], Sequence[str]]  # of the N most confident objects of a class
 
 
 def kept(found: Sequence[Found], task: str) -> dict[str, list[Found]]:
@@ -191,9 +192,8 @@ def judge(
 ) -> tuple[dict[str, float], str]:
     """The scores on an image, and what was not met.
 
-    They are ``correct``, GenEval's: at least as many objects as wanted, the most confident of which are looked at, and
-    not as many as are excluded; and Flow-GRPO's: ``strict``, exactly as many, and ``partial``, which it trains with:
-    how well each clause is met.
+    They are ``correct``, GenEval's: at least as many objects as wanted, and not as many as are excluded; and
+    Flow-GRPO's: ``strict``, exactly as many, and ``partial``, which it trains with: how well each clause is met.
 
     Args:
         objects: that count.
@@ -205,39 +205,32 @@ def judge(
     def colours(name: str, count: int) -> Sequence[str]:
         return colours_of(objects[name][:count], name)
 
-    problems, strict, shares = list[str](), True, list[float]()
+    correct, why = _correct(objects, wanted, colours)
+    strict, partial = _partial(objects, wanted, colours)
+    return {"correct": float(correct), "strict": float(strict), "partial": partial}, why
+
+
+def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, str]:
+    """GenEval's score: of every class, the most confident objects are looked at, as many as are wanted."""
+    problems: list[str] = []
     matched: list[Sequence[Found]] = []  # what met each clause; nothing where it was not met
-    exact: list[Sequence[Found]] = []  # the same by Flow-GRPO's score, which looks at all objects of a class
     for clause in wanted.get("include", ()):
         name, count = clause["class"], clause["count"]
-        found = list(objects.get(name, ()))
-        problem, coloured = "", count
-        if len(found) < count:
-            problem = f"{len(found)} {name}, not {count}"
-        elif "color" in clause:
-            coloured = colours(name, count).count(clause["color"])
-            problem = f"{coloured} {clause['color']} {name}, not {count}" if coloured < count else ""
+        found = list(objects.get(name, ()))[:count]
+        problem = f"{len(found)} {name}, not {count}" if len(found) < count else ""
+        if not problem and "color" in clause:
+            there = colours_of(name, len(found)).count(clause["color"])
+            problem = f"{there} {clause['color']} {name}, not {count}" if there < count else ""
         if not problem and "position" in clause:
-            problem = _misplaced(found[:count], clause, matched)
-        matched.append([] if problem else found[:count])
+            problem = _misplaced(found, clause, matched)
+        matched.append([] if problem else found)
         problems.append(problem)
-        right = len(found) == count == coloured
-        shares.append(1 - abs(count - len(found)) / count)
-        if len(found) != count:
-            shares += [0.0] if "color" in clause or "position" in clause else []
-        elif "color" in clause:
-            shares.append(1 - abs(count - coloured) / count)
-        if right and "position" in clause:  # a wrong place is a clause that failed and one that held, as published
-            right = not _misplaced(found, clause, exact)
-            shares += [1.0] if right else [0.0, 1.0] if exact[clause["position"][1]] else [0.0]
-        exact.append(found if right else [])
-        strict &= right
-    for clause in wanted.get("exclude", ()):  # which Flow-GRPO does not read
+    for clause in wanted.get("exclude", ()):
         there = len(objects.get(clause["class"], ()))
         if there >= clause["count"]:
             problems.append(f"{there} {clause['class']}, not fewer than {clause['count']}")
     why = "; ".join(filter(None, problems))
-    return {"correct": float(not why), "strict": float(strict), "partial": mean(shares) if shares else 0.0}, why
+    return not why, why
 
 
 def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Sequence[Sequence[Found]]) -> str:
@@ -247,6 +240,32 @@ def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Seque
     if target and all(relation in relations(one.box, other.box) for one in found for other in target):
         return ""
     return f"{clause['class']} is not {relation} {target[0].name if target else 'anything'}"
+
+
+def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, float]:
+    """Flow-GRPO's score and training reward: all objects of a class are looked at; ``exclude`` is not read.
+
+    A wrong place counts as a clause that failed and one that held, as in the published server.
+    """
+    strict, shares = True, list[float]()
+    matched: list[Sequence[Found]] = []
+    for clause in wanted.get("include", ()):
+        name, count = clause["class"], clause["count"]
+        found = list(objects.get(name, ()))
+        right = len(found) == count
+        shares.append(1 - abs(count - len(found)) / count)
+        if not right:
+            shares += [0.0] if "color" in clause or "position" in clause else []
+        elif "color" in clause:
+            there = colours_of(name, len(found)).count(clause["color"])
+            shares.append(1 - abs(count - there) / count)
+            right = there == count
+        if right and "position" in clause:
+            right = not _misplaced(found, clause, matched)
+            shares += [1.0] if right else [0.0, 1.0] if matched[clause["position"][1]] else [0.0]
+        matched.append(found if right else [])
+        strict &= right
+    return strict, mean(shares) if shares else 0.0
 
 
 def problem_of(wanted: Any) -> str:
