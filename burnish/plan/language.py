@@ -404,12 +404,20 @@ def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bo
         shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
     """
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
-    try_out, learn = LanguageModel.try_out, LanguageModel._learn_media
+    best, try_out, learn = LanguageModel.best, LanguageModel.try_out, LanguageModel._learn_media
 
-    def tried(self: LanguageModel) -> None:
+    def best_of(self: LanguageModel) -> Capabilities:
         found = known.get(self.config.model_type)
         if found is None:
-            try_out(self)
+            return best(self)
+        first = self.first_layers().parameters()
+        counter.label(WEIGHTS, [torch.empty_like(weight, dtype=torch.float32) for weight in first])
+        return found
+
+    def tried(self: LanguageModel, best: Capabilities | None = None) -> None:
+        found = known.get(self.config.model_type)
+        if found is None:
+            try_out(self, best)
             return
         if shared:
             counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.first_layers().parameters()])
@@ -423,7 +431,7 @@ def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bo
         with _disable_current_modes():  # processors look at values
             return learn(self)
 
-    with patch.multiple(LanguageModel, try_out=tried, _learn_media=learned):
+    with patch.multiple(LanguageModel, best=best_of, try_out=tried, _learn_media=learned):
         yield
 
 

@@ -25,9 +25,8 @@ from burnish.utils.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
-EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
-FARTHER = 2.5  # times what padded rows and the class's cache round, in half precision, so far packed rows may be off
-AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
+EXACT, ROUNDED = 1e-4, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
+AHEAD = 1e-2  # a token's influence on those before it, relative to those after
 NOISE = 1e-6  # rounding of logits in float32, relative to the largest
 MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no images
 PLANNED = {"full_attention", "sliding_attention"}  # kinds of layers
@@ -59,30 +58,46 @@ class Capabilities:
         return f"{rows}, responses by {'our own decoder' if self.fast else caches[self.cache]}"
 
 
-def check(model: LanguageModel) -> Capabilities:
+def check(model: LanguageModel, best: Capabilities | None = None) -> Capabilities:
     """Find out what gives the same log-probs as the class's own forward of one row.
+
+    Args:
+        model: in float32, unless it is known what is best.
+        best: what its class can do in float32, of which that is left out whose rounding changes more than numbers.
 
     Raises:
         UserError: nothing does.
     """
-    name = type(model.network).__name__
+    name, exact = type(model.network).__name__, best is None
     said = f"model.path is {model.path}: {name}"
     completion = any_responses(model)
-    known = replace(_head(model, completion), fill=_kinds(model, completion))
-    own = own_logprobs(model, model.network, completion, known.fill)
-    if not _causal(model, completion, known.fill):
-        raise UserError(
-            f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "
-            "decoder"
-        )
-    differences, everything = dict[str, str](), range(len(completion))
-    slack, rounding = slack_of(model), list[float]()
+    if best is None:
+        head, fill = _head(model, completion), _kinds(model, completion)
+        if not _causal(model, completion, fill):
+            raise UserError(
+                f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give "
+                "a decoder"
+            )
+        best = replace(head, packed=True, padded=True, fast=True, cache="padded", fill=fill)
+    alone = replace(best, packed=False, padded=False, mixes=False, fast=False, cache="none")
+
+    def expected(responses: Completion) -> Tensor:
+        """By a forward of one row: the class's own, and where logits are rounded the one that agrees with it."""
+        if exact:
+            return own_logprobs(model, model.network, responses, alone.fill)
+        model.capabilities = alone
+        with torch.no_grad():
+            return _scored(model, "padded", responses).logprob
+
+    differences, everything, own = dict[str, str](), range(len(completion)), expected(completion)
+    # guidance takes one row so many times, and takes off another; larger logits round further apart
+    slack = (EXACT if exact else ROUNDED) * (2 * model.guidance - 1) * max(1.0, float(own[completion.mask].std()))
 
     def agrees(
         what: str, tried: Capabilities, run: Callable[[Completion], Completion], rows: Sequence[int] = everything
     ) -> bool:
-        """Whether log-probs are those of the class's own forward, which is asked for other responses too."""
-        part, expected = completion.select(rows), own[list(rows)]
+        """Whether log-probs are those of a forward of one row, which is asked for other responses too."""
+        part = completion.select(rows)
         model.capabilities = tried
         try:
             with torch.no_grad():
@@ -90,14 +105,10 @@ def check(model: LanguageModel) -> Capabilities:
         except SLIPS as error:  # whatever a class makes of a form that it was not written for
             differences[what] = f"fails: {first_line(error)}"
             return False
-        if found.ids is not part.ids:
-            expected = own_logprobs(model, model.network, found, known.fill)
-        off = (found.logprob - expected).abs()[found.mask]
+        off = (found.logprob - (own[list(rows)] if found.ids is part.ids else expected(found))).abs()[found.mask]
         # in half precision single tokens round far apart
-        apart = float(off.max() if model.compute == torch.float32 else off.mean())
+        apart = float(off.max() if exact else off.mean())
         differences[what] = f"{apart:.1g}"
-        if apart <= slack:
-            rounding.append(apart)
         return apart <= slack
 
     def refusal(what: str) -> UserError:
@@ -106,35 +117,32 @@ def check(model: LanguageModel) -> Capabilities:
             f"{differences[what]}); give another model"
         )
 
-    for way in (upload, to_device):  # the CPU knows whole numbers on the GPU too, if the class allows it
+    for way in (upload, to_device) if exact else ():  # the CPU knows whole numbers on the GPU too, if the class can
         model.forwards.upload = way
-        if agrees("one row", known, partial(_scored, model, "padded")):
+        if agrees("one row", alone, partial(_scored, model, "padded")):
             break
     else:
-        raise refusal("one row")
-    padded = (replace(known, padded=True, mixes=mixes) for mixes in (True, False))
-    alone = replace(known, mixes=False)
+        if exact:
+            raise refusal("one row")
+    padded = [
+        replace(alone, padded=True, mixes=mixes) for mixes in (True, False) if best.padded and mixes <= best.mixes
+    ]
     known = next((one for one in padded if agrees("padded rows", one, partial(_scored, model, "padded"))), alone)
-    caches = [replace(known, cache=cache) for cache in get_args(CacheKind)]
+    kinds = get_args(CacheKind)
+    caches = [replace(known, cache=cache) for cache in kinds[kinds.index(best.cache) :]]
     cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
     if cached is None:
         raise refusal("cache: none")
-    if model.compute != torch.float32:  # where another attention is close, as over images of which all tokens see all
-        slack = min(slack, max(slack / 10, FARTHER * max(rounding)))
-    known = _packed(model, cached, completion, agrees)
+    known = _packed(model, cached, best, completion, agrees)
     model.capabilities = known
     shown = ", ".join(f"{what} {difference}" for what, difference in differences.items())
-    log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
+    precision = str(model.compute).removeprefix("torch.")
+    log.warning("%s in %s: %s (differences from one row a forward, in nats: %s)", name, precision, known.name, shown)
     return known
 
 
-def slack_of(model: LanguageModel) -> float:
-    """Nats that log-probs may differ by; guidance takes one row so many times, and takes off another."""
-    return (EXACT if model.compute == torch.float32 else ROUNDED) * (2 * model.guidance - 1)
-
-
 def _packed(
-    model: LanguageModel, known: Capabilities, completion: Completion, agrees: Callable[..., bool]
+    model: LanguageModel, known: Capabilities, best: Capabilities, completion: Completion, agrees: Callable[..., bool]
 ) -> Capabilities:
     """With packed rows, and Burnish's decoder, where they agree: for all media, or for images alone."""
     if not plannable(model, known):
@@ -142,7 +150,7 @@ def _packed(
     decoder = model.text(model.network)
     features = completion.prompts.rows().features
     moving = frozenset(name for one in features for name in one.tensors if any(kind in name for kind in MOVING))
-    for unpacked in dict.fromkeys((frozenset[str](), moving)):
+    for unpacked in dict.fromkeys((best.unpacked, moving)) if best.packed else ():
         switch(model.network, decoder, on=True, tower=not unpacked)
         rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
@@ -153,7 +161,7 @@ def _packed(
         switch(model.network, decoder, on=False)
         rows = list(range(len(completion)))
     fast = replace(known, fast=True)
-    return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else known
+    return fast if best.fast and agrees("own decoder", fast, partial(_decoded, model), rows) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:
@@ -190,7 +198,7 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     found = out.logits[0].float()
     if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
         return Capabilities(own_logits=True)
-    slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
+    slack = 1e-4 * float(plain.abs().max())
     configs = (model.config.get_text_config(), model.config)
     caps = {getattr(one, name, None) for one in configs for name in ("final_logit_softcapping", "logits_soft_cap")}
     fits = [fitted_head(found, plain, cap) for cap in (None, *filter(None, caps))]
@@ -231,7 +239,7 @@ def _causal(model: LanguageModel, completion: Completion, fill: dict[str, int]) 
     moved = (own - others).abs().amax(-1)
     # the last logits before it are those that predict it; the next ones are its own, which follow it most
     before, after = float(moved[: column + 1].max()), float(moved[column + 2 :].max())
-    return before <= max(AHEAD[model.compute == torch.float32] * after, NOISE * float(own.abs().max()))
+    return before <= max(AHEAD * after, NOISE * float(own.abs().max()))
 
 
 def any_responses(model: LanguageModel) -> Completion:

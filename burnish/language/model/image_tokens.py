@@ -147,16 +147,17 @@ class ImageTokenModel(LanguageModel):
         last = network.model.generation_head.vision_head
         return Head(torch.cat([last.weight, last.bias[:, None]], 1))
 
-    def checked(self) -> Capabilities:
-        found = super().checked()
-        self._compare()
+    def checked(self, best: Capabilities | None = None) -> Capabilities:
+        found = super().checked(best)
+        if best is None:
+            self._compare()
         return found
 
     def _compare(self) -> None:
         """Compare a greedy image with the one of the class's ``generate``."""
         import torch
 
-        from burnish.language.model.capabilities import own_logits, slack_of
+        from burnish.language.model.capabilities import EXACT, own_logits
         from burnish.types.completion import Completion
 
         prompt = self.encode([{"role": "user", "content": [{"type": "text", "text": "A red fox in the snow"}]}])
@@ -172,7 +173,7 @@ class ImageTokenModel(LanguageModel):
         drawn = Completion.of_text(prompts, ids.cpu(), torch.tensor([ids.shape[1]]), axes=self.axes)
         (logits,) = own_logits(self, self.network, drawn, {})
         apart = float((logits.amax(-1) - logits.gather(-1, ids.T.to(logits.device))[:, 0]).mean())
-        if not apart <= slack_of(self):
+        if not apart <= EXACT * (2 * self.guidance - 1):
             raise UserError(
                 f"{self.path} can't be trained to draw: the tokens that its own generate takes as the likeliest are "
                 f"others here, by {apart:.2g} nats; give another model"

@@ -190,6 +190,8 @@ def load_language_model(
     Raises:
         UserError: it can't be loaded.
     """
+    import torch
+
     path, config = read_config(options)
     device, stored, compute = placement_of(options, frozen=frozen)
     with understood(f"model.path is {options.path}, which can't be loaded"):
@@ -199,15 +201,18 @@ def load_language_model(
                 "%s brings code of its own (auto_map in its config.json), which is not run: it is trained as the %s of "
                 "transformers", options.path, type(model.network).__name__,
             )  # fmt: skip
+        attention = options.attention if isinstance(options, LanguageModelOptions) else "auto"
+        plain = attention == "auto" and options.quantization is None and options.float32_matmul_precision == "highest"
+        best = None if plain and compute == torch.float32 else model.best()
         if only_samples and options.lora is None:
             rest_frozen(model.network, compute)
         if not shared:
             _quantize(model, options)
             model.place()
-        if isinstance(options, LanguageModelOptions) and options.attention != "auto":
-            choose_attention(model.network, options.attention, compute=compute)
+        if attention != "auto":
+            choose_attention(model.network, attention, compute=compute)
             model.own_attention = False
-        model.try_out()
+        model.try_out(best)
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
     if options.compile:

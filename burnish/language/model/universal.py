@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -129,23 +129,44 @@ class LanguageModel:
         """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
         refuse_non_finite(self.network, self.path, agreed)
 
-    def try_out(self) -> None:
-        """Find out how the network can be run."""
+    def best(self) -> Capabilities:
+        """What its first layers can do in float32: in half precision rounding hides what another attention gives."""
+        import torch
+
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with self.instead(self.first_layers().to(self.device, torch.float32), torch.float32):
+                return self.checked()
+        finally:
+            torch.set_float32_matmul_precision(precision)
+
+    def try_out(self, best: Capabilities | None = None) -> None:
+        """Find out how the network can be run, of what is best for it; without that it is in float32."""
         from burnish.language.model.forwards import switch
         from burnish.models.placing import is_placed, place
 
         network = self.network
         if not is_placed(network, self.device):  # ranks will share it: a copy for this, which goes again
-            self.network = self.first_layers()
-            place(self.network, self.device)
-        try:
-            self.capabilities = self.checked()
-        finally:
-            self.network = network
+            network = self.first_layers()
+            place(network, self.device)
+        with self.instead(network, self.compute):
+            self.capabilities = self.checked(best)
         if self.capabilities.packed:
-            switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
+            switch(self.network, self.text(self.network), on=True, tower=not self.capabilities.unpacked)
 
-    def checked(self) -> Capabilities:
+    @contextmanager
+    def instead(self, network: Any, compute: torch.dtype) -> Iterator[None]:
+        """A context in which another network takes the place of its own, in a precision."""
+        own = self.network, self.compute
+        self.network, self.compute, self.forwards.compute = network, compute, compute
+        try:
+            yield
+        finally:
+            self.network, self.compute = own
+            self.forwards.compute = self.compute
+
+    def checked(self, best: Capabilities | None = None) -> Capabilities:
         """What it can do, as compared with its class; see ``capabilities``."""
         from unittest.mock import patch
 
@@ -155,8 +176,8 @@ class LanguageModel:
         if indexers(self.network):
             # one token, so that prompts that are tried are long enough for an indexer to leave some out
             with patch.object(FIRST, "most", 1), suppress(UserError):
-                return check(self)
-        return check(self)  # in half precision rounding may choose another one
+                return check(self, best)
+        return check(self, best)  # in half precision rounding may choose another one
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
