@@ -33,7 +33,8 @@ GUIDED = 2.0  # some guidance
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
 SLIPS = RuntimeError, ValueError, IndexError, AttributeError, Unsupported  # of a network that is called otherwise
-CLOSE, ROUNDED = 1e-3, 5e-2  # largest difference, relative to the largest value: in float32, and in less
+CLOSE, NEAR = 1e-4, 1e-2  # largest difference of steps, relative to the largest value: in float32, and in less
+ROUNDED = 5e-2  # of velocities and samples, in less than float32
 FAR = 0.5  # of the largest value: some schedulers leave a little noise at the end, and here noise is large
 SPREAD = 0.5  # of the noise before the last step, in our scale
 
@@ -97,7 +98,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
         Unsupported: a step differs.
         UserError: another number of steps is asked for than the pipeline takes by itself.
     """
-    program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
+    program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else NEAR
     taken = len(program.table.times) - 1
     if "num_inference_steps" not in model.arguments.parameters and taken != request.steps:
         raise UserError(

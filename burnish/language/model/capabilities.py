@@ -137,7 +137,7 @@ def check(model: LanguageModel, best: Capabilities | None = None) -> Capabilitie
     model.capabilities = known
     shown = ", ".join(f"{what} {difference}" for what, difference in differences.items())
     precision = str(model.compute).removeprefix("torch.")
-    log.warning("%s in %s: %s (differences from one row a forward, in nats: %s)", name, precision, known.name, shown)
+    log.warning("%s: %s (in %s, differences from one row a forward in nats: %s)", name, known.name, precision, shown)
     return known
 
 
