@@ -152,11 +152,6 @@ CANNOT = (
         "^(Bart|Blenderbot|Marian|MBart|Mvp|Pegasus|PLBart|TrOCR|BigBirdPeg)",
         "the decoder alone of a model of two parts; tried so, they train",
     ),
-    (
-        "^Glm5Next",
-        "an indexer chooses pools of tokens: tried so, it was exact in float32, and refused in bfloat16, as rounding "
-        "chose others",
-    ),
     ("^(DeepseekOcr2|UnlimitedOcr)", "their towers take images of 768 and 1,024 pixels a side alone"),
     ("^(Mllama|Emu3)ForCausalLM", "the decoder of a class that has a row, as which its folder is loaded"),
     (
