@@ -57,7 +57,7 @@ class VllmOptions:
     """Further arguments of vLLM's EngineArgs, by name, such as kv_cache_memory_bytes."""
     tolerance: Positive | None = None
     """Largest mean difference between vLLM's and the trainer's log-probs after a weight sync; more stops the run.
-    null is 1e-3 in float32 and 0.1 in bfloat16."""
+    null is 1e-3 in float32 and 0.1 in bfloat16, times the standard deviation of the log-probs where that is above 1."""
     adapter: Literal["auto", "request", "folded"] = "auto"
     """How a LoRA adapter reaches vLLM: request sends it alone, and vLLM adds it to the model in model.path with every
     request; folded sends all weights with the adapter folded in; auto is request in bfloat16, where folding rounds most
