@@ -107,8 +107,9 @@ Prompts with none, one and three images of odd sizes, with a video and with soun
 class reads them. Differences are the largest in nats, beside the class's own forward of each response alone; 1e-6 is
 rounding.
 
-- **rows**: how the checks on load found that rows are trained. *packed*: one after the other, responses behind the
-  prompt that they share, under Burnish's own plan of attention. *padded*: in batches. *alone*: one row a forward.
+- **rows**: how the checks on load found that rows are trained; they compute in float32, whatever `model.dtype` is.
+  *packed*: one after the other, responses behind the prompt that they share, under Burnish's own plan of attention.
+  *padded*: in batches. *alone*: one row a forward.
 - **decoding**: *own*: by Burnish's decoder. *class*: with the class's own cache. *no cache*: its cache gives other
   numbers, so that each token is computed with all before it.
 - **batch**: the trainer's log-probs in padded batches. **sampler**: those that sampling reports, at temperature 0.8.
