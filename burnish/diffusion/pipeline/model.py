@@ -82,7 +82,8 @@ def explained(model: PipelineModel) -> Iterator[None]:
             f"a {model.class_name}{without} can't be drawn from with the first prompt and these options: its own call "
             f"ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}); give it what "
             "it needs (images with the prompt, rollout.height and width, for validations those of validation, "
-            "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
+            "rollout.max_sequence_length, rollout.call, model.vae_tiling, another model.dtype), and try the same call "
+            "in diffusers alone"
         ) from error
 
 
