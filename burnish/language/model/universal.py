@@ -133,10 +133,12 @@ class LanguageModel:
         """What its first layers can do in float32: in half precision rounding hides what another attention gives."""
         import torch
 
-        precision = torch.get_float32_matmul_precision()
+        precision, network = torch.get_float32_matmul_precision(), self.first_layers()
+        for value in (*network.parameters(), *network.buffers()):  # some are integers, some complex
+            value.data = value.to(self.device, torch.float32 if value.is_floating_point() else None)
         torch.set_float32_matmul_precision("highest")
         try:
-            with self.instead(self.first_layers().to(self.device, torch.float32), torch.float32):
+            with self.instead(network, torch.float32):
                 return self.checked()
         finally:
             torch.set_float32_matmul_precision(precision)
