@@ -396,32 +396,28 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
 
 @contextmanager
 def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
-    """Have models take over what was measured, where there is a tiny one of their class.
+    """Have models take over what was measured of the tiny ones of their classes.
 
     Args:
         config: of a language model's run, with models that can be read here.
         counter: which will be active.
         shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
     """
-    known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
-    best, try_out, learn = LanguageModel.best, LanguageModel.try_out, LanguageModel._learn_media
+    teachers = getattr(config.algorithm, "teachers", None) or ()
+    models = (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None))
+    read = dict(map(read_config, models))
+    known = {path: measured(str(about.get("model_type"))) for path, about in read.items()}
+    learn = LanguageModel._learn_media
 
-    def best_of(self: LanguageModel) -> Capabilities:
-        found = known.get(self.config.model_type)
-        if found is None:
-            return best(self)
+    def best(self: LanguageModel) -> Capabilities:
         first = self.first_layers().parameters()
         counter.label(WEIGHTS, [torch.empty_like(weight, dtype=torch.float32) for weight in first])
-        return found
+        return known[self.path]
 
-    def tried(self: LanguageModel, best: Capabilities | None = None) -> None:
-        found = known.get(self.config.model_type)
-        if found is None:
-            try_out(self, best)
-            return
+    def tried(self: LanguageModel, _: Capabilities | None = None) -> None:
         if shared:
             counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.first_layers().parameters()])
-        self.capabilities = found
+        self.capabilities = found = known[self.path]
         if found.packed and not plannable(self, found):
             self.capabilities = replace(found, packed=False, fast=False)
         if self.capabilities.packed:
@@ -431,27 +427,20 @@ def known_capabilities(config: LanguageConfig, counter: LiveBytes, *, shared: bo
         with _disable_current_modes():  # processors look at values
             return learn(self)
 
-    with patch.multiple(LanguageModel, best=best_of, try_out=tried, _learn_media=learned):
+    with patch.multiple(LanguageModel, best=best, try_out=tried, _learn_media=learned):
         yield
 
 
-def _kinds(config: LanguageConfig) -> Iterator[str]:
-    """The model_type of every model of a run."""
-    teachers = getattr(config.algorithm, "teachers", None) or ()
-    for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
-        yield str(read_config(options)[1].get("model_type"))
-
-
 @cache
-def measured(model_type: str) -> Capabilities | None:
-    """What a class can do; None without a tiny model of it."""
+def measured(model_type: str) -> Capabilities:
+    """What a class can do by its tiny model; without one, what nearly all can."""
     from burnish.models.tiny import LANGUAGE, describe
     from burnish.models.tiny.language import write
 
     try:
         tiny = describe(model_type, LANGUAGE)
     except UserError:
-        return None
+        return Capabilities(padded=True, cache="padded")
     with TemporaryDirectory() as folder:
         write(tiny, Path(folder), seed=0)
         model = LanguageModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")

@@ -27,8 +27,10 @@ class ConfigError(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library's error says, or its type where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of what a library's error says, or its type where it says nothing; the next where it ends in a
+    colon."""
+    first, *more = map(str.strip, (str(error).strip() or type(error).__name__).splitlines())
+    return " ".join([first, *more[:1]]) if first.endswith(":") else first
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -72,9 +72,12 @@ def test_ranks_that_split_sequences_have_fewer_activations(large):
     assert held[1] == pytest.approx(held[0] / 2, rel=0.1)
 
 
-def test_a_cache_of_a_class_s_own_has_every_token_although_few_are_decoded(files):
-    sizes = {"hidden_size": 1024, "word_embed_proj_dim": 1024, "ffn_dim": 1024, "num_attention_heads": 16}
-    run = larger(files, "own cache", "opt", **sizes, num_hidden_layers=2)
+@pytest.mark.parametrize(("family", "sizes"), [  # of the second there is no tiny model
+    ("opt", {"hidden_size": 1024, "word_embed_proj_dim": 1024, "ffn_dim": 1024, "num_attention_heads": 16}),
+    ("bert", {"model_type": "ernie", "hidden_size": 1024, "intermediate_size": 1024, "num_attention_heads": 16}),
+])  # fmt: skip
+def test_a_cache_of_a_class_s_own_has_every_token_although_few_are_decoded(family, sizes, files):
+    run = larger(files, f"own cache of {family}", family, **sizes, num_hidden_layers=2)
     short = ["data.max_prompt_length=8", "rollout.max_new_tokens=8", "rollout.n=1024", "rollout.batch_size=2048"]
     found = plan(run.recipe, *run.options, *short).pools["train"]["sample"]
     keys = 2048 * (8 + 8) * 2 * 2 * 1024 * 4 / 2**30  # rows, tokens, keys and values, layers, width, bytes
