@@ -26,10 +26,10 @@ class ConfigError(UserError):
         super().__init__("\n".join([*lines, *([f"and {more} more"] if more else [])]))
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what a library's error says, or its type where it says nothing; the next where it ends in a
-    colon."""
-    first, *more = map(str.strip, (str(error).strip() or type(error).__name__).splitlines())
+def first_line(error: BaseException, otherwise: str = "") -> str:
+    """The first line of what a library's error says, with the next where it ends in a colon; ``otherwise``, or its
+    type, where it says nothing."""
+    first, *more = map(str.strip, (str(error).strip() or otherwise or type(error).__name__).splitlines())
     return " ".join([first, *more[:1]]) if first.endswith(":") else first
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from burnish.utils.errors import UserError, out_of_memory
+from burnish.utils.errors import UserError, first_line, out_of_memory
 
 
 def checked_path(text: str, what: str = "") -> Path:
@@ -77,7 +77,7 @@ def understood(what: str) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        said = (str(error).strip() or "no reason is given").splitlines()[0]
+        said = first_line(error, "no reason is given")
         # diffusers leaves out names of what it could not import
         missing = isinstance(error, ImportError | NameError)
         way = "install the package that this comes from" if missing else "restore its files"

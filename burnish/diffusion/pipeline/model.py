@@ -43,7 +43,7 @@ from burnish.registry import register
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests, Streams
 from burnish.utils import random
-from burnish.utils.errors import UserError, out_of_memory
+from burnish.utils.errors import UserError, first_line, out_of_memory
 from burnish.utils.lru_cache import ENCODED, LruCache
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def explained(model: PipelineModel) -> Iterator[None]:
         last = traceback.extract_tb(error.__traceback__)[-1]
         if out_of_memory(error) or (OURS in Path(last.filename).parents and last.name not in HANDED_ON):
             raise
-        said = (str(error).strip() or "no reason is given").splitlines()[0]
+        said = first_line(error, "no reason is given")
         without = f" without {', '.join(absent)}" if (absent := model.absent_parts()) else ""
         raise UserError(
             f"a {model.class_name}{without} can't be drawn from with the first prompt and these options: its own call "
