@@ -69,5 +69,6 @@ def with_sizes(config: Config, sizes: Mapping[str, Any]) -> Config:
 
 
 def written(sizes: Mapping[str, Any]) -> list[str]:
-    """Options as a command has them."""
-    return [f"{option}={'null' if size is None else size}" for option, size in sizes.items()]
+    """Options as a command has them, without the stage where nothing is sharded: it is never read then."""
+    unread = ZERO_STAGE if sizes.get(SHARD_SIZE) == 1 else None
+    return [f"{option}={'null' if size is None else size}" for option, size in sizes.items() if option != unread]
