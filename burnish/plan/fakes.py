@@ -75,6 +75,7 @@ class Pretending:
             aten._grouped_mm.default: self._grouped_mm,
             aten._ctc_loss.Tensor: self._ctc_loss,
             aten.index.Tensor: self._index,
+            aten.split_with_sizes.default: self._split,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
         }
 
@@ -194,6 +195,11 @@ class Pretending:
         states = 2 * int(lengths.max()) + 1
         loss = log_probs.new_empty(log_probs.shape[1])
         return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
+
+    def _split(self, value: Tensor, sizes: list[int], dim: int = 0) -> Any:
+        """Parts, also of what a mask without values has left all of."""
+        first = value.narrow(dim, 0, sum(sizes)) if sum(sizes) < value.shape[dim] else value
+        return self._direct(aten.split_with_sizes.default, (FakeTensor,), (first, sizes, dim), {})
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
         places: list[Tensor | None] = []

@@ -7,6 +7,7 @@ have no values that could be compared.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,15 +34,16 @@ from burnish.language.engine import LanguageEngine, ResponseJob
 from burnish.language.layers import grown, most_columns
 from burnish.language.model.capabilities import Capabilities, plannable
 from burnish.language.model.forwards import switch
-from burnish.language.model.loading import read_config
+from burnish.language.model.loading import load_outline, read_config
 from burnish.language.model.universal import LanguageModel
+from burnish.language.records import ResponseRecord
 from burnish.language.roles import LanguageRoles
 from burnish.language.teacher_inputs import options_of
 from burnish.language.vllm.process import BUCKET
 from burnish.options import LARGEST
 from burnish.plan.counter import BATCH, CACHES, MOVED, WEIGHTS, LiveBytes, Peak, shown
 from burnish.plan.fakes import is_fake
-from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt
+from burnish.plan.made_up import FILLER, TEXT, UNLIMITED, longest_prompt
 from burnish.plan.measure import Half
 from burnish.plan.repeats import Once, compute_once
 from burnish.rewards.text.base import Response
@@ -74,6 +76,20 @@ class LanguageHalf(Half):
         roles: LanguageRoles = self.assembly.roles
         yield from super().parts()
         yield from (head for head in (roles.value_head, roles.reward_head) if head is not None)
+
+    def made_up(self, count: int) -> dict[str, Any]:
+        """Made-up prompts, and responses of the greatest length where the run learns from given ones."""
+        found, config = super().made_up(count), self.assembly.config
+        given = not config.online and not self.assembly.needs.heads  # of a reward model they have labels
+        learned = {"responses": given, "imitated": config.supervised is not None}
+        if not any(learned.values()):
+            return found
+        with _disable_current_modes():
+            reader, longest = load_outline(config.model), config.longest
+        words = bisect_right(range(1, longest), longest, key=lambda count: len(reader.response_ids(FILLER * count)))
+        members = 2 if self.assembly.needs.data == "preferences" else 1
+        records = [ResponseRecord(prompt, (FILLER * max(words, 1),) * members) for prompt in found["train_prompts"]]
+        return found | {name: records for name, needed in learned.items() if needed}
 
     def learned_at_once(self, rows: int) -> float:
         config = self.assembly.config
