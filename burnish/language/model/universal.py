@@ -133,9 +133,13 @@ class LanguageModel:
         """What its first layers can do in float32: in half precision rounding hides what another attention gives."""
         import torch
 
+        from burnish.models.placing import place
+
         precision, network = torch.get_float32_matmul_precision(), self.first_layers()
-        for value in (*network.parameters(), *network.buffers()):  # some are integers, some complex
-            value.data = value.to(self.device, torch.float32 if value.is_floating_point() else None)
+        place(network, self.device)
+        for value in (*network.parameters(), *network.buffers()):
+            if value.is_floating_point():  # some are integers, some complex
+                value.data = value.float()
         torch.set_float32_matmul_precision("highest")
         try:
             with self.instead(network, torch.float32):
