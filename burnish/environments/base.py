@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -161,6 +161,13 @@ class Environment(Named, ABC):
             UserError: an option can't work.
         """
 
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Check prompts before weights are loaded.
+
+        Raises:
+            UserError: it has no dialogue for one.
+        """
+
     def user_code(self) -> list[str]:
         """Paths of the user's own code that it runs, as ``burnish.utils.user_code`` takes them."""
         return []
@@ -208,6 +215,19 @@ class LabelledEnvironment(Environment):
                         f"holds for all labels; give environment.{field.name}"
                     )
             environment.check()
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        labels, known = {prompt.label: prompt for prompt in prompts}, ", ".join(self.environments)
+        for label in sorted(labels.keys() - {None, *self.environments}, key=str):
+            raise UserError(
+                f"{labels[label].name} has label {label!r}, but environment.environments has {known}; add one of this "
+                "label, or correct it"
+            )
+        if labels.keys() == {None}:
+            raise UserError(
+                f"environment.environments has {known}, but no prompt has a label; set data.label_key to the records' "
+                "key, or leave environment out"
+            )
 
     def close(self) -> None:
         for environment in self.environments.values():
