@@ -211,7 +211,8 @@ class Choice:
             raise pydantic_core.PydanticCustomError(CHOICE, "no options", {"kind": self.kind})
         name = named(self.kind, tree.get("name"))
         if not known(self.kind, name):
-            raise pydantic_core.PydanticCustomError(CHOICE, "no name", {"kind": self.kind, "name": name})
+            about = {"kind": self.kind, "name": name, "names": ", ".join(names(self.kind))}
+            raise pydantic_core.PydanticCustomError(CHOICE, "there is no {kind} {name}; choose one of {names}", about)
         if self.bare and tree.keys() == {"name"}:
             return name
         entry = lookup(self.kind, name)

@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.yaml_text import show
-from burnish.registry import MayChange, ReadIf, fields
+from burnish.registry import MayChange, Named, ReadIf, fields
+from burnish.rl.algorithm import Algorithm
 from burnish.utils.addresses import SECRET_FLAG, SECRET_NAME, WORD, secret_in
 from burnish.utils.json_text import flattened
 from burnish.utils.user_code import names_code
@@ -110,13 +111,17 @@ def _message(option: str, value: Any, mark: Mark, run: RunConfig) -> str:
     return f"{option} is {show(plain(value))}, which is never read when {deciding} is {show(current)}; remove it"
 
 
-def plain(value: Any) -> Any:
-    """A value as YAML data; options inside lists and maps that have their default are left out."""
+def plain(value: Any, *, full: bool = False) -> Any:
+    """A value as YAML data; options inside lists and maps that have their default are left out, unless ``full``."""
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, full=full) for item in value]
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        given = {name: getattr(value, name) for name in fields(value)}
-        return {n: plain(v) for n, v in given.items() if v != fields(value)[n].get_default(call_default_factory=True)}
-    return value
+        return {name: plain(item, full=full) for name, item in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return value
+    chosen = {"name": value.name} if isinstance(value, Named | Algorithm) else {}
+    return chosen | {
+        name: plain(own, full=full)
+        for name, field in fields(value).items()
+        if (own := getattr(value, name)) != field.get_default(call_default_factory=True) or full or name == "name"
+    }

@@ -39,6 +39,7 @@ _KINDS = {  # what pydantic says of these is about Python
     "byte_size_unit": "a size, as in 80GB",
     "missing": "a longer list",
     "too_long": "a shorter list",
+    "too_short": "not empty",
 }
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 

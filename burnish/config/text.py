@@ -20,15 +20,8 @@ COLUMN = 34  # of the explanations
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Every option as plain data, with the names of algorithm, environment and rewards."""
-    found: dict[str, Any] = dataclasses.asdict(config)
-    found = json.loads(json.dumps({name: found[name] for name in fields(config)}))
-    for name in found:
-        if is_named(own := getattr(config, name)):
-            found[name] = {"name": own.name} | found[name]
-    for label, reward in config.rewards.items():
-        found["rewards"][label] = {"name": reward.name} | found["rewards"][label]
-    return found
+    """Every option as plain data, with the names of algorithm, environments and rewards."""
+    return json.loads(json.dumps(plain(config, full=True)))  # type: ignore[no-any-return]
 
 
 def dump(config: RunConfig) -> str:

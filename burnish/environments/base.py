@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from burnish.options import Count, Seconds
 from burnish.registry import Choice, Named, options, register
@@ -161,6 +161,13 @@ class Environment(Named, ABC):
             UserError: an option can't work.
         """
 
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Check prompts before weights are loaded.
+
+        Raises:
+            UserError: it has no dialogue for one.
+        """
+
     def user_code(self) -> list[str]:
         """Paths of the user's own code that it runs, as ``burnish.utils.user_code`` takes them."""
         return []
@@ -178,11 +185,18 @@ class Environment(Named, ABC):
         return total if self.max_length is None else min(total, self.max_length)
 
 
+def _given(tree: Any) -> Any:
+    """Null removes an environment of a recipe that is extended, as it does a reward."""
+    return {label: one for label, one in tree.items() if one is not None} if isinstance(tree, dict) else tree
+
+
 @register("environment", "by_label")
 class LabelledEnvironment(Environment):
     """Another environment for the prompts of each label (``data.label_key``). A prompt without a label has none."""
 
-    environments: dict[str, Annotated[Any, Choice("environment")]] = Field(min_length=1)
+    environments: Annotated[dict[str, Annotated[Any, Choice("environment")]], BeforeValidator(_given)] = Field(
+        min_length=1
+    )
     """Environments by label, each with a name and the options of its kind. How long dialogues are, and how many are
     answered at a time, is an option of this environment alone."""
 
@@ -201,13 +215,27 @@ class LabelledEnvironment(Environment):
 
     def check(self) -> None:
         for label, environment in self.environments.items():
-            for field in fields(Environment):
-                if getattr(environment, field.name) != field.default:
+            of_all = {field.name for field in fields(Environment)}
+            for name, default in ((field.name, field.default) for field in fields(environment)):
+                if name in of_all and getattr(environment, name) != default:
                     raise UserError(
-                        f"environment.environments.{label}.{field.name} is {getattr(environment, field.name)!r}, which "
-                        f"holds for all labels; give environment.{field.name}"
+                        f"environment.environments.{label}.{name} is {getattr(environment, name)!r}, which holds for "
+                        f"all labels; give environment.{name}"
                     )
             environment.check()
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        labels, known = {prompt.label: prompt for prompt in prompts}, ", ".join(self.environments)
+        for label in sorted(labels.keys() - {None, *self.environments}, key=str):
+            raise UserError(
+                f"{labels[label].name} has label {label!r}, but environment.environments has {known}; add one of this "
+                "label, or correct it"
+            )
+        if labels.keys() == {None}:
+            raise UserError(
+                f"environment.environments has {known}, but no prompt has a label; set data.label_key to the records' "
+                "key, or leave environment out"
+            )
 
     def close(self) -> None:
         for environment in self.environments.values():

@@ -9,8 +9,11 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from burnish.environments.base import Observation
 from burnish.registry import Choice
+from burnish.rewards.remote import problem
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,12 +61,23 @@ class Draw:
             ) from error
 
     @staticmethod
-    def check(path: str, **_: Any) -> None:
-        """Refuse a directory that is not a pipeline, before anything is loaded."""
-        from burnish.diffusion.options import ModelOptions
+    def check(path: str, *, dtype: Any = "float32", device: Any = "auto", **arguments: Any) -> None:
+        """Refuse a directory that is not a pipeline, and what its call does not take, before anything is loaded."""
+        from burnish.diffusion.options import ModelOptions, RolloutOptions
+        from burnish.diffusion.pipeline.arguments import Arguments
         from burnish.diffusion.pipeline.loading import read_index
 
-        read_index(ModelOptions(path=path))
+        try:
+            _, index = read_index(ModelOptions(path=path, dtype=dtype, device=device))
+        except ValidationError as error:
+            raise UserError(f"environment.arguments of {path}: {problem(error)}") from None
+        call = Arguments.of_index(index, RolloutOptions())
+        unknown = [name for name in arguments if name not in call.parameters]
+        if unknown and not any(one.kind is one.VAR_KEYWORD for one in call.parameters.values()):
+            raise UserError(
+                f"environment.arguments has {unknown[0]}, which a {call.kind.__name__} does not take; it takes "
+                f"{', '.join(name for name in call.parameters if name != 'self')}"
+            )
 
     def __call__(self, prompt: str, *, seed: int) -> Image:
         """Draw an image.
@@ -99,11 +113,14 @@ class PromptEnhancer:
             arguments: of ``Draw``.
 
         Raises:
-            UserError: the directory is not a pipeline.
+            UserError: the directory is not a pipeline, or takes no such argument; or a reward's option is wrong.
             pydantic_core.PydanticCustomError: there is no such reward.
         """
-        Draw.check(path)
-        Choice("flow reward").made(reward)
+        Draw.check(path, **arguments)
+        try:
+            Choice("flow reward").made(reward)
+        except ValidationError as error:
+            raise UserError(f"environment.arguments.reward is {reward}: {problem(error)}") from None
         self._loaded = json.dumps({"path": path, **arguments}), json.dumps(reward)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:

@@ -273,6 +273,7 @@ class LanguageAssembly(Assembly):
         every = (*self.train_prompts.kinds, *self.val_prompts.kinds, *prompts_of([*self.responses, *self.imitated]))
         if config.environment is not None:
             config.environment.check()
+            config.environment.check_prompts((*self.train_prompts, *self.val_prompts))
         if coef := config.model.router_aux_loss_coef:
             check_mixture(self._reader, f"model.router_aux_loss_coef is {coef:g}")
         if config.rollout.router_replay:

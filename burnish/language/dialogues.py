@@ -225,14 +225,15 @@ def _observed(observation: Any, method: str) -> Observation:
 
 
 def try_out(environment: Environment, prompt: Prompt, response: str) -> bool:
-    """Begin a dialogue and answer it once with a placeholder: whether it shows images or videos.
+    """Begin a dialogue and answer it once with a placeholder: whether it shows the policy images or videos.
 
     Raises:
         UserError: the environment fails.
     """
     try:
         episode, begun = _start(environment, prompt, 0)
-        return any(said.images or said.videos for said in (begun, _step(episode, response)))
+        said = (begun, _step(episode, response))
+        return any((one.images or one.videos) and not one.done for one in said)
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{_reason(error)}, for a made-up response to {prompt.name}, which is tried before a run begins; put the "

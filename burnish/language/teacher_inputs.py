@@ -67,20 +67,20 @@ def check_teachers(student: LanguageModelOptions, needs: LanguageNeeds, prompts:
         if teacher.path is not None and not needs.aligned:
             check_tokens(student, teacher, f"algorithm.teachers[{number}]")
     for prompt in prompts if needs.teachers else ():
-        own = [teacher for teacher in needs.teachers if teacher.label in (None, prompt.label)]
+        own = {i: teacher for i, teacher in enumerate(needs.teachers) if teacher.label in (None, prompt.label)}
         if not own:
             known = ", ".join(sorted({str(teacher.label) for teacher in needs.teachers}))
             raise UserError(
                 f"no teacher is for {prompt.name} with label {prompt.label!r}; algorithm.teachers have labels {known}. "
                 "Add a teacher with this label, or one without"
             )
-        for teacher in own:
+        for number, teacher in own.items():
             if teacher.prompt_key is not None:
                 privileged(prompt, teacher.prompt_key)
-            if teacher.url is not None and (prompt.images or prompt.videos):
+            if teacher.url is not None and prompt.media:
                 raise UserError(
-                    f"{prompt.name} has images or videos, but the teacher at {teacher.url} is sent tokens alone; "
-                    "give its directory as path instead of url"
+                    f"{prompt.name} has an image, a video or a sound, but algorithm.teachers[{number}].url is "
+                    f"{teacher.url}, a server that is sent tokens alone; give its directory as path instead of url"
                 )
 
 

@@ -519,9 +519,9 @@ class ProfilerOptions:
     tool: Literal["torch", "memory", "nsys"] = "torch"
     """torch: PyTorch profiler trace; memory: CUDA memory snapshot; nsys: ranges for Nsight Systems. memory and nsys
     need a GPU."""
-    roles: Annotated[list[Role], ON_RAY] = Field(default_factory=lambda: list(PROFILED))
+    roles: Annotated[list[Role], ON_RAY] = Field(default_factory=lambda: list(PROFILED), min_length=1)
     """Processes to profile with runtime=ray; a local run profiles its single process."""
-    ranks: Annotated[list[Whole] | None, ON_RAY] = None
+    ranks: Annotated[Annotated[list[Whole], Field(min_length=1)] | None, ON_RAY] = None
     """Ranks of each role to profile, counted from 0; null is all."""
     contents: Annotated[list[Literal["shapes", "stack", "memory"]], ReadIf("tool", "torch")] = Field(
         default_factory=list
@@ -529,6 +529,9 @@ class ProfilerOptions:
     """torch: also record shapes of inputs, Python stacks (traces become large), allocations."""
 
     def contradictions(self, run: RunConfig) -> Rules:
+        sizes = {name: pool.size for name, pool in run.pools.by_name().items()}
+        sizes |= {"trainer": sizes.pop("train"), "controller": 1}
+        most = max(sizes.get(role, 0) for role in self.roles)
         return [
             (
                 self.tool != "torch" and run.model.device == "cpu",
@@ -542,9 +545,17 @@ class ProfilerOptions:
                 self.tool == "memory" and "controller" in self.roles,
                 "profiler.roles has controller, which uses no GPU memory to profile with tool=memory; remove it",
             ),
+            *(
+                (
+                    run.runtime == "ray" and role in self.roles and role not in sizes and not by_trainer,
+                    f"profiler.roles has {role}, but there is no pool of that name; remove it, or set pools.{role}",
+                )
+                for role, by_trainer in (("rollout", "trainer" in self.roles), ("reward", False))
+            ),
             (
-                run.runtime == "ray" and "reward" in self.roles and run.pools.reward is None,
-                "profiler.roles has reward, but there is no pool of that name; remove it, or set pools.reward",
+                run.runtime == "ray" and max(self.ranks or [0]) >= most > 0,
+                f"profiler.ranks has {max(self.ranks or [0])}, but no pool of profiler.roles has more than "
+                f"{counted(most, 'workers')}, counted from 0; lower it",
             ),
             (
                 run.runtime == "ray" and "reward" in self.roles and self.tool == "torch" and run.scoring.processes,

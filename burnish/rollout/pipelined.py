@@ -188,6 +188,15 @@ class PipelinedSource:
         self._after: Behind = self.schedule.stream.position, [], self.schedule.replayable  # the last batch handed out
         self._handed_out = time.perf_counter()
 
+    def needs(self, version: int) -> bool:
+        """Whether a batch will be requested of a version that is published next; those of a checkpoint are not."""
+        floor, first = self._floor, self._next
+        if floor is None:  # the loop begins with this version
+            floor, first = version, version + 1 + len(self._ahead)
+        lag = self.options.lag
+        last = min(self.steps, version + 1 + lag)
+        return any(max(floor, update - 1 - lag) == version for update in range(first, last + 1))
+
     def published(self, version: int) -> None:
         """Whoever samples has the weights of ``version`` now; those that a process begins with count, too."""
         with self._changed:

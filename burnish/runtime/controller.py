@@ -232,7 +232,7 @@ class RayController(Controller):
                 workers,
                 WeightSync(self.trainers, workers, config.ray.call_timeout),
                 config.ray,
-                needed=lambda version: version + 1 + config.async_rollout.lag <= config.steps,
+                needed=self._needed,
                 add_phases=self.watch.add,
                 stop=lambda: self.assembly.stop.asked(),
                 numbers=self._numbers,
@@ -351,6 +351,11 @@ class RayController(Controller):
             path: Path = self.trainers.call("save", update, score, unvalidated, source if online else None)[0]
         self._saving = max(self._saving, time.perf_counter() - start)
         return path
+
+    def _needed(self, version: int) -> bool:
+        """Whether anything will be sampled by the weights of a version."""
+        source = self._source
+        return source.needs(version) if isinstance(source, PipelinedSource) else version < self.config.steps
 
     def _published(self, version: int) -> None:
         try:

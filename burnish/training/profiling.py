@@ -232,6 +232,7 @@ class Profiler:
         """
         self.options, self.name, self.folder, self.watch = options, f"{role}-{rank}", folder, watch
         self._steps: set[int] = set()
+        self._written = Counter[int]()  # profiles of each update: whoever samples may be asked several times
         named = options and role in options.roles and (options.ranks is None or rank in options.ranks)
         if options is None or not (role == LOCAL or named):
             return
@@ -298,12 +299,14 @@ class Profiler:
 
     def _write(self, update: int, ending: str, export: Callable[[str], Any]) -> None:
         """Write a profile atomically."""
-        folder = self.folder / f"update-{update:08d}"
+        folder, number = self.folder / f"update-{update:08d}", self._written[update]
+        self._written[update] += 1
+        name = f"{self.name}-{number + 1}.{ending}" if number else f"{self.name}.{ending}"
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{self.name}.{ending}"
+            temporary = folder / f".{name}"
             export(str(temporary))
-            temporary.rename(folder / f"{self.name}.{ending}")
+            temporary.rename(folder / name)
 
 
 def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:

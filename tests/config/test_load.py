@@ -20,7 +20,7 @@ SAVED = parse((Path(__file__).parent / "saved.yaml").read_text())
 @pytest.mark.parametrize("case", SAVED, ids=lambda case: " ".join(case["options"]))
 def test_what_options_decide_is_saved_and_loads_again(recipe, tmp_path, case):
     """Defaults, then recipe, then variant, then command line, in any order."""
-    options, values = case["options"], case["values"]
+    recipe, options, values = case.get("recipe", recipe), case["options"], case["values"]
     config = burnish.load(recipe, *options)
     assert {option: value_of(config, option) for option in values} == values
     (tmp_path / "saved.yaml").write_text(text := command("config", recipe, *options).out)

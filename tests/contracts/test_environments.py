@@ -139,7 +139,8 @@ def test_another_environment_for_each_label(tmp_path: Path) -> None:
     game = {"name": "function", "path": f"{ROOT}/examples/grid_game.py:GridGame"}
     (tmp_path / "sums.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
     tools = {"name": "tools", "functions": {"add": f"{tmp_path / 'sums.py'}:add"}}
-    both = lookup("environment", "by_label")(environments={"game": game, "sums": tools}, max_turns=9)
+    given = {"game": game, "sums": tools, "asks": {"name": "agent", "command": [sys.executable]}, "removed": None}
+    both = lookup("environment", "by_label")(environments=given, max_turns=9)
     both.check()
     assert (both.roles, both.user_code()) == (("tool",), [game["path"], *tools["functions"].values()])
     assert [both.longest(50)] + [replace(both, max_length=most).longest(50) for most in (400, 500)] == [450, 400, 450]

@@ -88,7 +88,7 @@ class RemoteBatch:
     """Samples with the weights that a batch asks for, each batch in a thread of its own, after a while."""
 
     def __init__(self, *, delay=0.004, seed=0, lost=None):
-        self.versions, self.asked = {}, []
+        self.versions, self.asked, self.needed = {}, [], set()
         self.delay, self.chance, self.lost = delay, chance.Random(seed), lost
 
     def sync_weights(self, version, weights):
@@ -134,8 +134,8 @@ def train(source, first, last, weights=START, *, save_at=()):
 
 def publish(source, version, weights):
     source.rollout_worker.sync_weights(version, weights)
-    if isinstance(source, PipelinedSource):
-        source.published(version)
+    source.rollout_worker.needed |= {version} if source.needs(version) else set()
+    source.published(version)
 
 
 def saved(state):
@@ -146,13 +146,9 @@ def saved(state):
     return in_files.made(torch.load(file, weights_only=True))
 
 
-def facts(batch, *, pipeline=True):
+def facts(batch):
     """All that is the same in every run, as it can be compared."""
-    metrics = {
-        name: value
-        for name, value in batch.metrics.items()
-        if not is_time_column(name) and (pipeline or not name.startswith("pipeline/"))
-    }
+    metrics = {name: value for name, value in batch.metrics.items() if not is_time_column(name)}
     return (
         [prompt.text for prompt in batch.prompts], batch.group.tolist(), batch.sample.tolist(), batch.update,
         batch.version, batch.trace.latents.tolist(), batch.scores.reward.tolist(), batch.scores.notes, metrics,
@@ -194,6 +190,7 @@ def test_no_sample_is_older_than_the_bound_and_none_is_made_for_nothing(depth, b
         again = sampled(source.rollout_worker.asked[update - 1], source.rollout_worker.versions[batch.version])
         assert torch.equal(batch.trace.latents, again.trace.latents)
     assert [asked.update for asked in source.rollout_worker.asked] == list(range(1, 9))
+    assert source.rollout_worker.needed == {batch.version for batch in batches}
 
 
 @pytest.mark.parametrize(("depth", "bound"), [(0, None), (1, None), (3, None), (3, 1), (2, 5)])
@@ -232,6 +229,8 @@ def test_batches_of_a_checkpoint_are_trained_on_though_a_bound_was_lowered():
     resumed.load_state_dict(states[5][0])
     batches, _, _ = train(resumed, 6, 9, weights)
     assert [batch.metrics["pipeline/staleness/max"] for batch in batches] == [3, 3, 3, 1]
+    # a worker has room for one version that it has not sampled with yet
+    assert resumed.rollout_worker.needed == {asked.version for asked in resumed.rollout_worker.asked} == {7}
 
 
 class Failing(RemoteBatch):

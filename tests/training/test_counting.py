@@ -44,12 +44,10 @@ def _grouped(given: Any, other: Any, *_: Any, **__: Any) -> int:
 
 def torch_flops() -> FlopCounterMode:
     """A context that counts what really runs."""
-    mapping = {
+    return FlopCounterMode(display=False, custom_mapping={
         aten._scaled_dot_product_flash_attention_for_cpu: _forward,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
-        aten._grouped_mm: _grouped,
-    }
-    return FlopCounterMode(display=False, custom_mapping=mapping)
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward, aten._grouped_mm: _grouped,
+    })  # fmt: skip
 
 
 UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one makes a text of which nothing is learned
@@ -74,12 +72,11 @@ def test_generators(tmp_path, name, adapted):
     asked = model.condition(prompts, height=tiny.height, width=tiny.width, steps=4)
     model.verify(asked, guidance=3.0)
     x = model.start(asked, [("row", row) for row in range(3)])
-    time, some = model.schedule(asked)[torch.tensor([0, 0, 2])], asked
-    meter = Meter(1.0)
+    time, meter = model.schedule(asked)[torch.tensor([0, 0, 2])], Meter(1.0)
     meter.watch(model.network)
 
     def velocity():
-        return model.predict(model.network, x, time, some, guidance=3.0)
+        return model.predict(model.network, x, time, asked, guidance=3.0)
 
     with meter.counting():
         velocity()  # each shape is counted once, as it runs
@@ -121,6 +118,10 @@ def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path, monkeypatch):
     found = [Profiler(options, role=role, rank=rank, folder=tmp_path, watch=Stopwatch()) for role, rank in made]
     assert [one for one in found if type(one.during(2)) is not nullcontext] == [found[1], found[2], found[4]]
     assert all(type(one.during(1)) is nullcontext for one in found)
+    for again in (found[2].during(2), found[2].during(2)):  # whoever samples may be asked twice in an update
+        with again:
+            pass
+    assert {one.name for one in tmp_path.rglob("*.gz")} == {"rollout-1.json.gz", "rollout-1-2.json.gz"}
     seen = ProfilerOptions(steps=[3, 20], tool="nsys", roles=["controller", "rollout"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for role in ("controller", "trainer"):  # Nsight Systems records the controller from outside
@@ -131,9 +132,8 @@ def test_chosen_processes_are_profiled_in_chosen_updates(tmp_path, monkeypatch):
     shown = f"--trace=cuda,nvtx --cuda-memory-usage=true --output={tmp_path}/controller burnish train ..."
     said = [" ".join(controller_command(seen, local=local, folder=tmp_path)) for local in (True, False)]
     assert said == [f"nsys profile {ranges}{shown}", f"nsys profile {shown}"]
-    assert " ".join(f"--{name}={value}" for name, value in nsight(seen, "rollout").items()) == (
-        ranges + "--trace=cuda,nvtx --cuda-memory-usage=true --o='rollout_%p'"
-    )
+    recorded = " ".join(f"--{name}={value}" for name, value in nsight(seen, "rollout").items())
+    assert recorded == ranges + "--trace=cuda,nvtx --cuda-memory-usage=true --o='rollout_%p'"
     assert nsight(seen, "trainer") is nsight(None, "rollout") is None
 
 
