@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def train(setting: dict[str, Any]) -> None:
             yield update
 
     assembly.source.rollout = collected
-    with assembly.scorer:
+    with closing(assembly.scorer):
         run(
             asked(), assembly.source, workers, [lambda *_: meter.done(tokens.pop())],
             watch=assembly.watch, stop=lambda: False,

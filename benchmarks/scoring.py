@@ -8,6 +8,7 @@ would take 12.8 s. The process that samples needs a core of its own for that to 
 """
 
 import time
+from contextlib import closing
 from statistics import median
 
 from benchmarks.setting import options, table, write
@@ -31,7 +32,7 @@ def measured(recipe: str, processes: int, *, scorer: bool) -> dict[str, float]:
     assembly.check_data()
     collect: list[float] = []
     waits: list[float] = []
-    with assembly.scorer:
+    with closing(assembly.scorer):
         assembly.probe()
         assembly.check()
         for step in range(1, STARTING + UPDATES + 1):

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -79,7 +80,7 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
             timers.seconds.clear()
 
         try:
-            with assembly.scorer:
+            with closing(assembly.scorer):
                 run(range(1, updates + 2), assembly.source, assembly.workers, [note],
                     watch=assembly.watch, stop=lambda: False)  # fmt: skip
         finally:
