@@ -52,7 +52,7 @@ def train(setting: dict[str, Any]) -> None:
     assembly, meter = assemble(config), Meter(setting["prompts"] * setting["n"])
     if side == "lowest":
         model: Any = assembly.engine.roles.model
-        model.capabilities = Capabilities(cache="alone")
+        model.capabilities = Capabilities(padded=True, cache="padded")
     workers, collect = assembly.workers, assembly.source.rollout
     tokens: list[float] = []
 
