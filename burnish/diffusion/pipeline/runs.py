@@ -158,10 +158,9 @@ class Runner:
         """What pipelines and networks would look for in all of their modules, several times a run."""
         where, kind = self._device(), type(self._pipeline)
         own = type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
-        trained = {
+        return own, {
             name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
         }
-        return own, {name: {"modules": list(part.modules()).__iter__} for name, part in self.parts.items()} | trained
 
     @functools.cached_property
     def _attends(self) -> list[tuple[str, str, Any]]:
