@@ -225,12 +225,13 @@ class LiveBytes(TorchDispatchMode):
 
     def _inherited(self, inputs: Iterable[Tensor]) -> str:
         """What is computed from the host's tensors alone stays there."""
-        if not any(self._by[name] for name in IN_HOST):
-            return self.category
-        kinds = [(self._category(one), one.numel()) for one in inputs]
-        hosted = [kind for kind, _ in kinds if kind in IN_HOST]
-        on_device = any(count > SMALL for kind, count in kinds if kind not in IN_HOST)
-        return self.category if on_device or not hosted else str(hosted[-1])
+        found = self.category
+        for one in inputs if self._by[HOST] or self._by[STORED] else ():
+            if (kind := self._category(one)) in IN_HOST:
+                found = str(kind)
+            elif one.numel() > SMALL:
+                return self.category
+        return found
 
     def _category(self, tensor: Tensor) -> str | None:
         known = self._known.get(key_of(tensor))
@@ -276,11 +277,13 @@ class LiveBytes(TorchDispatchMode):
         if not peaks:
             return
         parts = self.parts()
-        live, host = sum(parts.values()) + (more.total if more else 0), self._by[HOST] + self._by[STORED]
+        live, host = sum(parts.values()), self._by[HOST] + self._by[STORED]
+        if more is not None:
+            live, parts = live + more.total, dict(Counter(parts) + Counter(more.parts))
         for peak in peaks:
             peak.host = max(peak.host, host)
             if live >= peak.total:
-                peak.total, peak.parts = live, dict(Counter(parts) + Counter(more.parts if more else {}))
+                peak.total, peak.parts = live, {name: size for name, size in parts.items() if size > 0}
 
 
 def _compute(func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -104,17 +104,22 @@ class Pretending:
         """What an operation gives."""
         if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
             args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
-        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
+            types = {type(one) for one in tensors_in(args)}
+        if FakeTensor in types:
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
+            if _writes(func):
+                written = kwargs.get("out", args[0])
+                if all(isinstance(one, FakeTensor) and one.numel() for one in tensors_in((written,))):
+                    return written if func._schema.returns else None
             if any(kind is not FakeTensor for kind in types):
                 return func(*args, **kwargs)
             return self._direct(func, types, args, kwargs)
         if func.overloadpacket in MADE and not types and kwargs.get("device") in (None, CPU):
             named = {"generator": None} if "generator" in kwargs else {}
-            made = func(*args, **{**kwargs, **named, "device": META})
+            made = self._like_known(func, args, {**kwargs, **named, "device": META})
             if _is_large(made, unset=func.overloadpacket in UNSET):
-                return self._as_fake(made)
+                return self._anew(made)
         if not types and _is_pure(func) and any(one.numel() > LARGE for one in tensors_in(args)):
             # tables of positions take seconds, and gigabytes
             with suppress(NotImplementedError):
@@ -124,17 +129,21 @@ class Pretending:
         return func(*args, **kwargs)
 
     def _direct(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation makes of like tensors, by PyTorch's own kernel for shapes, asked once."""
-        key = (func, *map(_likeness, (*args, *kwargs.items()))) if _is_pure(func) else None
-        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-            found = None if key is None else self._known.get(key)
-            if found is None:
-                found = self._without_memory(func, args, kwargs)
-            if key is not None:
-                self._known[key] = found
-            made = self._as_fake if key is None else self._anew
-            return list(map(made, found)) if isinstance(found, list | tuple) else made(found)
+        """What an operation gives, by PyTorch's own kernel for shapes."""
+        with suppress(NotImplementedError):
+            if _is_pure(func):
+                return _each(self._anew, self._like_known(func, args, kwargs))
+            with in_kernel_invocation_manager(self.fake):
+                return _each(self._as_fake, self._without_memory(func, args, kwargs))
         return self.fake.dispatch(func, types, args, kwargs)
+
+    def _like_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation makes of like tensors, without memory: it is asked once."""
+        key = (func, torch.get_default_dtype(), *map(_likeness, (*args, *kwargs, *kwargs.values())))
+        if key not in self._known:
+            with in_kernel_invocation_manager(self.fake):
+                self._known[key] = self._without_memory(func, args, kwargs)
+        return self._known[key]
 
     def _anew(self, value: Any) -> Any:
         """A fake tensor like one without memory; anything else as it is."""
@@ -214,6 +223,15 @@ class Pretending:
 
 
 @cache
+def _writes(func: Any) -> bool:
+    """Whether an operation does nothing but write into tensors, which stay as large as they are."""
+    given, made = ([one.alias_info for one in ones] for ones in (func._schema.arguments, func._schema.returns))
+    writes = any(one is not None and one.is_write for one in given)
+    written = all(one is not None and one.is_write for one in made)
+    return func.namespace == "aten" and writes and written and torch.Tag.inplace_view not in func.tags
+
+
+@cache
 def _is_pure(func: Any) -> bool:
     """Whether an operation makes tensors of its own and changes none."""
     aliases = any(one.alias_info is not None for one in (*func._schema.returns, *func._schema.arguments))
@@ -234,6 +252,11 @@ def _likeness(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_likeness, value))
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
+
+
+def _each(function: Callable[[Any], Any], made: Any) -> Any:
+    """A function of what an operation makes, or of each of several."""
+    return list(map(function, made)) if isinstance(made, list | tuple) else function(made)
 
 
 def _without_values(value: Any) -> Any:

@@ -19,7 +19,7 @@ from burnish.config.yaml_text import parse
 from burnish.utils.errors import UserError
 from burnish.utils.hub import PIPELINE, hub_model
 from burnish.utils.paths import ASSETS
-from burnish.utils.terminal import without_collecting
+from burnish.utils.terminal import loading_pytorch
 
 FOLDER = ASSETS / "published"
 CONFIG = "config.json"
@@ -68,7 +68,7 @@ def published_model(name: str, index: str) -> Published | None:
     return model if model is not None and model.index == index else None
 
 
-@without_collecting()
+@loading_pytorch()
 def located(config: Any, scratch: Path) -> Any:
     """The configuration with models that can be read here without a network, on a device that every machine has.
 

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -181,11 +181,28 @@ def loading_pytorch() -> Iterator[None]:
     own = metadata.packages_distributions
     with without_collecting(), nullcontext() if "torch" in sys.modules else progress("Loading PyTorch"):
         _load_when_used("scipy.stats")  # of which diffusers' schedulers need beta sigmas alone: a second
-        metadata.packages_distributions = cache(own)  # diffusers and transformers look through all packages each
+        # diffusers asks for all files of all packages, and looks up those alone that few have installed
+        metadata.packages_distributions = lambda: _LazyMapping(own)
         try:
             yield
         finally:
             metadata.packages_distributions = own
+
+
+class _LazyMapping(Mapping[str, list[str]]):
+    """What a function returns, which is called when somebody looks something up in it."""
+
+    def __init__(self, function: Callable[[], Mapping[str, list[str]]]) -> None:
+        self._content = cache(function)
+
+    def __getitem__(self, key: str) -> list[str]:
+        return self._content()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content())
+
+    def __len__(self) -> int:
+        return len(self._content())
 
 
 def _load_when_used(name: str) -> None:
