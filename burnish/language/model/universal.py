@@ -131,7 +131,10 @@ class LanguageModel:
 
     def best(self) -> Capabilities:
         """What its first layers can do in float32: in half precision rounding hides what another attention gives."""
+        from unittest.mock import patch
+
         import torch
+        from transformers.integrations import hub_kernels
 
         from burnish.models.placing import place
 
@@ -141,8 +144,10 @@ class LanguageModel:
             if value.is_floating_point():  # some are integers, some complex
                 value.data = value.float()
         torch.set_float32_matmul_precision("highest")
+        # kernels of other packages may take no float32 (flash-linear-attention): not for export either
+        plain = patch.object(hub_kernels, "is_torchdynamo_exporting", lambda: True)
         try:
-            with self.instead(network, torch.float32):
+            with plain, self.instead(network, torch.float32):
                 return self.checked()
         finally:
             torch.set_float32_matmul_precision(precision)
