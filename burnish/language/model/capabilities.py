@@ -117,13 +117,13 @@ def check(model: LanguageModel, best: Capabilities | None = None) -> Capabilitie
             f"{differences[what]}); give another model"
         )
 
-    for way in (upload, to_device) if exact else ():  # the CPU knows whole numbers on the GPU too, if the class can
+    def agrees_by(way: Callable[[Tensor, torch.device], Tensor]) -> bool:
         model.forwards.upload = way
-        if agrees("one row", alone, partial(_scored, model, "padded")):
-            break
-    else:
-        if exact:
-            raise refusal("one row")
+        return agrees("one row", alone, partial(_scored, model, "padded"))
+
+    # the CPU knows whole numbers on the GPU too, if the class allows it
+    if exact and not any(map(agrees_by, (upload, to_device))):
+        raise refusal("one row")
     padded = [
         replace(alone, padded=True, mixes=mixes) for mixes in (True, False) if best.padded and mixes <= best.mixes
     ]
