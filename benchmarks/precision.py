@@ -84,16 +84,6 @@ def language(device: str, size: dict[str, int], rows: int, longest: int) -> list
     return found
 
 
-class HalfSD3(RandomSD3):
-    """In bfloat16, on the device of the network."""
-
-    def __init__(self, network, text_tokens):
-        super().__init__(network, text_tokens, torch.bfloat16)
-
-    def encode(self, texts):
-        return super().encode(texts).to(self.device)
-
-
 def generator(device: str, size: dict[str, int], rows: int, steps: int) -> list[dict]:
     """Differences of log-probs of the same denoising steps, which are means over all elements of a latent."""
     found = []
@@ -104,8 +94,8 @@ def generator(device: str, size: dict[str, int], rows: int, steps: int) -> list[
     ):
         network = sd3(**size).to(device, torch.bfloat16 if lora else torch.float32)
         bench = Burnish(
-            HalfSD3(network, 77), FlowGRPO(window=Window(kind="fixed", size=2)), text_tokens=77, guidance=1.0,
-            steps=steps, rollout_batch=rows, micro_batch=2 * rows, merge=merge,
+            RandomSD3(network, 77, torch.bfloat16), FlowGRPO(window=Window(kind="fixed", size=2)), text_tokens=77,
+            guidance=1.0, steps=steps, rollout_batch=rows, micro_batch=2 * rows, merge=merge,
             lora=LoraOptions(rank=16) if lora else None,
         )  # fmt: skip
         if lora:
