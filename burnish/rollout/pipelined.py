@@ -193,9 +193,12 @@ class PipelinedSource:
         floor, first = self._floor, self._next
         if floor is None:  # the loop begins with this version
             floor, first = version, version + 1 + len(self._ahead)
-        lag = self.options.lag
-        last = min(self.steps, version + 1 + lag)
-        return any(max(floor, update - 1 - lag) == version for update in range(first, last + 1))
+        last = min(self.steps, version + 1 + self.options.lag)
+        return any(self._version(update, floor) == version for update in range(first, last + 1))
+
+    def _version(self, update: int, floor: int) -> int:
+        """The weights that an update's batch is sampled by, none older than ``floor``."""
+        return max(floor, update - 1 - self.options.lag)
 
     def published(self, version: int) -> None:
         """Whoever samples has the weights of ``version`` now; those that a process begins with count, too."""
@@ -304,7 +307,7 @@ class PipelinedSource:
         """Request every batch that may be started by now, in order."""
         assert self._floor is not None, "the loop has not begun"
         while self._next <= min(self.steps, self._turn + self.options.depth):
-            version = max(self._floor, self._next - 1 - self.options.lag)
+            version = self._version(self._next, self._floor)
             if version > self._published:
                 return
             batch = self._requested(self._next, version)
@@ -328,7 +331,7 @@ class PipelinedSource:
         if self._changed.wait_for(lambda: len(self._ahead) > 0, self.timeout):
             return
         assert self._floor is not None, "the loop has not begun"
-        version = max(self._floor, update - 1 - self.options.lag)
+        version = self._version(update, self._floor)
         raise UserError(
             f"timed out after {self.timeout:g} s (ray.call_timeout) waiting for weights v{version} to "
             f"reach the rollout workers (update {update}); check the rollout workers' logs, or "

@@ -181,8 +181,9 @@ def loading_pytorch() -> Iterator[None]:
     own = metadata.packages_distributions
     with without_collecting(), nullcontext() if "torch" in sys.modules else progress("Loading PyTorch"):
         _load_when_used("scipy.stats")  # of which diffusers' schedulers need beta sigmas alone: a second
-        # diffusers asks for all files of all packages, and looks up those alone that few have installed
-        metadata.packages_distributions = lambda: _LazyMapping(own)
+        # diffusers and transformers ask for all files of all packages, and look up those alone that few have installed
+        packages = _LazyMapping(own)
+        metadata.packages_distributions = lambda: packages
         try:
             yield
         finally:
